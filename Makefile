@@ -1,0 +1,56 @@
+# One command each, on a machine with Python 3.11+ and make: the first run creates .venv and installs into it.
+# Another interpreter: make test PYTHON=python3.12. More for pytest: make test PYTEST="-n 2 -k order".
+
+PYTHON ?= python3
+PYTEST ?=
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench clean
+
+help:
+	@echo "make demo    learn x -> -x with three models and draw their trajectories (out/reflection.png)"
+	@echo "make test    linters, type checker, import directions, and the whole test suite"
+	@echo "make lint    the same without the test suite"
+	@echo "make format  let ruff format the tree and fix what it can"
+	@echo "make bench   measure ncode beside torchdiffeq, torchode and diffrax"
+	@echo "make clean   remove .venv, out and every cache"
+
+demo: $(VENV)/with-plot
+	$(BIN)/python examples/reflection.py
+
+test: lint
+	$(BIN)/python -m pytest $(PYTEST)
+
+lint: $(VENV)/with-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+
+format: $(VENV)/with-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/with-bench
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) out dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# .venv/with-EXTRA says that the extra is installed as pyproject.toml and constraints.txt now ask for it.
+$(VENV)/with-%: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing torch-ncode[$*] into $(VENV); the first time takes a few minutes"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+.PRECIOUS: $(VENV)/with-%
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "ncode needs Python 3.11 or newer, and '$(PYTHON)' is not one; name another: make PYTHON=/path/to/python3" >&2; \
+		exit 1; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,249 @@
+"""The "adjoint" gradient: Theorem 1 of the paper, in its general form.
+
+With h = (f, g) on z = (x, theta), a terminal loss, losses at saved times and a running cost l whose integral has the
+gradient c, the adjoint a(t) = dL/dz(t) satisfies
+
+    da/dt = -a dh/dz - c dl/dz,     a(t1) = dL/dz(t1),     a jumps by dL/dz(t_j) at a saved time t_j
+
+and is solved backward in time together with z. Everything else that f, g or l touch, and a control without feedback,
+receives the integral of a dh/dp + c dl/dp: a quadrature along the accepted steps of that solve, which needs no state of
+its own and no copy a sample. The control's initial map gamma then receives a_theta(t0) by the chain rule (Remark 1).
+
+Memory does not grow with the number of steps. The price: z is recomputed backward in time, so the gradient is exact
+only up to the tolerance, and unreliable where the flow contracts strongly (its reverse expands).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .ambient import Ambient
+from .field import Field, State
+from .forward import begin
+from .join import Outputs
+from .loop import Attempt, March, integrate
+from .problem import Problem
+from .record import Moves
+from .solution import Stats
+from .status import SolveError, Status
+from .step import Step, advance, like
+
+
+@dataclass(frozen=True, eq=False)
+class Augmented:
+    """The system (z, a) without the cost's value: its constants are (*theta, c), c the gradient of the cost."""
+
+    field: Field
+    ambient: Ambient
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.field.dtype
+
+    @property
+    def driven(self) -> int:
+        return 0
+
+    @property
+    def width(self) -> int:
+        """Leaves of z that are integrated."""
+        return 1 + self.field.driven
+
+    @property
+    def parts(self) -> tuple[slice, ...]:
+        parts = self.field.parts[: 2 if self.field.driven else 1]
+        return (*parts, *(slice(p.start + self.width, p.stop + self.width) for p in parts))
+
+    def __call__(self, t: Tensor, z: State, theta: Sequence[Tensor]) -> State:
+        z, a = z[: self.width], z[self.width :]
+        z = tuple(leaf.detach().requires_grad_() for leaf in z)
+        slope, cotangents = self.slope(t, z, a, theta)
+        pulled = pull(slope, z, cotangents)
+        minus = tuple(
+            torch.zeros_like(leaf) if grad is None else -grad for leaf, grad in zip(z, pulled, strict=True)
+        )
+        return (*(k.detach() for k in slope[: self.width]), *minus)
+
+    def slope(self, t: Tensor, z: State, a: State, constants: Sequence[Tensor]) -> tuple[State, State]:
+        """(f, g, l) with a graph, and what to pull it with."""
+        *theta, c = constants
+        full = (*z, torch.zeros_like(c)) if self.field.cost is not None else z
+        with torch.enable_grad(), self.ambient:
+            slope = self.field(t, full, theta)
+        return slope, (*a, c) if self.field.cost is not None else a
+
+
+def pull(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Vector-Jacobian products, None where nothing depends on an input."""
+    linked = [(out, cot) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
+    if not linked or not inputs:
+        return [None] * len(inputs)
+    outs, cots = zip(*linked, strict=True)
+    return torch.autograd.grad(outs, inputs, cots, allow_unused=True)
+
+
+class Quadrature:
+    """Integrates a dh/dp + c dl/dp along accepted steps: sum_i h b_i (a dh/dp) at the stages of each."""
+
+    def __init__(self, system: Augmented, step: Step, theta: Sequence[Tensor], trained: Sequence[Tensor]):
+        self.system, self.step, self.trained = system, step, trained
+        self.theta = [torch.zeros_like(leaf) for leaf in theta]
+        self.sums: list[Tensor | None] = [None] * len(trained)
+        self.wants_theta = bool(theta)
+        self.calls = 0
+
+    def add(self, moves: Moves) -> None:
+        if not self.trained and not self.wants_theta:
+            return
+        tableau, width = self.step.tableau, self.system.width
+        hs = like(moves.h.to(self.system.dtype), moves.z)
+        *theta, c = moves.theta
+        theta = [
+            leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex()) for leaf in theta
+        ]
+        inputs = [*(leaf for leaf in theta if leaf.requires_grad), *self.trained]
+        for i, (node, weight, row) in enumerate(zip(tableau.c, tableau.b, tableau.a, strict=True)):
+            if not weight:
+                continue
+            state = advance(moves.z, hs, moves.slopes[:i], row) if i else moves.z
+            t = (moves.t + node * moves.h).to(self.system.dtype)
+            slope, cotangents = self.system.slope(t, state[:width], state[width:], (*theta, c))
+            # The solve runs backward, so h is negative where time went forward: the integral has the opposite sign.
+            weights = like((-weight * moves.h).to(self.system.dtype), cotangents)
+            got = iter(
+                pull(slope, inputs, tuple(w * cot for w, cot in zip(weights, cotangents, strict=True)))
+            )
+            self.calls += 1
+            for number, leaf in enumerate(theta):
+                grad = next(got) if leaf.requires_grad else None
+                if grad is not None:
+                    total = self.theta[number]
+                    total.add_(grad) if moves.rows is None else total.index_add_(0, moves.rows, grad)
+            for number, grad in enumerate(got):
+                if grad is not None:
+                    old = self.sums[number]
+                    self.sums[number] = grad if old is None else old + grad
+
+
+@dataclass(eq=False)
+class Adjoint:
+    """One solve: what its forward pass leaves for its backward pass, which is its end and its saved values."""
+
+    problem: Problem
+    rooted: bool
+    z1: State
+    saved: State
+    status: Tensor
+    stats: Stats
+    ambient: Ambient
+
+    def pull(
+        self, wanted: Sequence[bool], trained: Sequence[Tensor], grads: Outputs
+    ) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+        """Solve the adjoint backward in time, from saved time to saved time."""
+        problem, field = self.problem, self.problem.field
+        system = Augmented(field, self.ambient)
+        ok = self.status == Status.OK
+        given = [
+            torch.zeros_like(leaf) if grad is None else torch.where(like(ok, (leaf,))[0], grad, 0)
+            for leaf, grad in zip(problem.z0, grads.z, strict=True)
+        ]
+        a, c = given[: system.width], given[-1] if field.cost is not None else torch.zeros_like(problem.t0)
+        # A sample that failed has no end to start from: it stays at its beginning, with a gradient of zero.
+        z = [
+            torch.where(like(ok, (leaf,))[0], leaf, start.detach())
+            for leaf, start in zip(self.z1, problem.z0, strict=True)
+        ]
+        z = z[: system.width]
+        t0 = problem.t0.detach()
+        t = torch.where(ok, problem.t1.detach(), t0)
+        constants = (*(leaf.detach() for leaf in problem.theta), c)
+
+        step = Step(system, problem.tableau, estimate=problem.dt is None, slopes=True)
+        quadrature = Quadrature(system, step, constants[:-1], trained)
+        attempt = Attempt(
+            step, problem.pid, problem.tolerance, problem.dt is not None, problem.together, problem.max_steps
+        )
+        spent = torch.zeros_like(self.status)
+        grad_t1 = self._speed(system, t, z, a, constants)
+        grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None else None
+        columns = range(problem.ts.shape[1] - 1, -1, -1) if problem.ts is not None else ()
+        for column in (*columns, None):
+            goal = (
+                t0
+                if column is None or problem.ts is None
+                else torch.where(ok, problem.ts.detach()[:, column], t0)
+            )
+            z, a, evaluations = self._go(attempt, quadrature, t, goal, z, a, constants)
+            spent, t = spent + evaluations, goal
+            if column is not None and grad_ts is not None:
+                jump = [
+                    torch.zeros_like(leaf)
+                    if grad is None
+                    else torch.where(like(ok, (leaf,))[0], grad[:, column], 0)
+                    for leaf, grad in zip(a, grads.saved, strict=True)
+                ]
+                z = [
+                    torch.where(like(ok, (leaf,))[0], kept[:, column], leaf)
+                    for leaf, kept in zip(z, self.saved, strict=True)
+                ]
+                grad_ts[:, column] = self._speed(system, t, z, jump, (*constants[:-1], torch.zeros_like(c)))
+                a = [leaf + more for leaf, more in zip(a, jump, strict=True)]
+        grad_t0 = -self._speed(system, t0, z, a, constants)
+        self.stats.nfe_backward = spent
+        rows = [*quadrature.theta, grad_t0, grad_t1, *(() if grad_ts is None else (grad_ts,))]
+        adjoint = [*a, *([c] if field.cost is not None else [])]
+        return adjoint, [row for row, want in zip(rows, wanted, strict=True) if want], quadrature.sums
+
+    def _go(
+        self,
+        attempt: Attempt,
+        quadrature: Quadrature,
+        t: Tensor,
+        goal: Tensor,
+        z: Sequence[Tensor],
+        a: Sequence[Tensor],
+        constants: Sequence[Tensor],
+    ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        """Solve (z, a) from t to the goal."""
+        step, problem, width = attempt.step, self.problem, len(z)
+        state = (*z, *a)
+        slope = step.field(t.to(step.field.dtype), state, constants)
+        march: March = begin(step, problem, t, goal, state, constants, slope)
+        march = integrate(attempt, march, goal, constants, [quadrature], compact=not self.rooted)
+        failed = (march.status != Status.OK).nonzero().flatten().tolist()
+        if failed:
+            raise SolveError(
+                failed,
+                march.t[failed].tolist(),
+                [Status(code) for code in march.status[failed].tolist()],
+                None,
+                problem.batch,
+                'in the adjoint solve, backward in time; use gradient="discrete"',
+            )
+        made = (t != goal).int() * (2 if problem.dt is None else 1)
+        stages = sum(1 for weight in step.tableau.b if weight) if quadrature.calls else 0
+        made = made + (march.accepted + march.rejected) * step.evaluations + march.accepted * stages
+        return list(march.z[:width]), list(march.z[width:]), made
+
+    def _speed(
+        self,
+        system: Augmented,
+        t: Tensor,
+        z: Sequence[Tensor],
+        a: Sequence[Tensor],
+        constants: Sequence[Tensor],
+    ) -> Tensor:
+        """a dz/dt + c l, a number a sample: how a loss changes as the time of its argument moves."""
+        slope, cotangents = system.slope(t.to(system.dtype), tuple(z), tuple(a), constants)
+        total = sum(
+            (cot.conj() * k.detach()).real.flatten(1).sum(1) if k.dim() > 1 else cot * k.detach()
+            for k, cot in zip(slope, cotangents, strict=True)
+        )
+        return torch.as_tensor(total).to(t.dtype)

@@ -1,0 +1,243 @@
+"""`solve`: the one verb of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .adjoint import Adjoint
+from .ambient import Ambient
+from .compiled import prepare_attempt, prepare_step
+from .discrete import Discrete
+from .field import Control, Cost, Dynamics, Feedback
+from .forward import look, run
+from .join import Outputs, join
+from .problem import (
+    GRADIENTS,
+    Problem,
+    check,
+    check_number,
+    check_slope,
+    choose,
+    mapped,
+    symbolic,
+    transforming,
+)
+from .record import Moves, Tape
+from .retake import plain
+from .solution import Dense, Solution, Stats
+from .status import InputError, SolveError, Status
+from .stepsize import PID
+from .unrolled import lose, planned, unroll
+
+
+def solve(
+    dynamics: Dynamics,
+    x0: Tensor,
+    t0: float | Tensor,
+    t1: float | Tensor,
+    *,
+    theta: Control = None,
+    feedback: Feedback | None = None,
+    cost: Cost | None = None,
+    save_at: Tensor | None = None,
+    dense: bool = False,
+    method: str = "dopri5",
+    rtol: float = 1e-3,
+    atol: float = 1e-6,
+    dt: float | None = None,
+    step: str = "sample",
+    gradient: str = "discrete",
+    compile: bool = False,
+    max_steps: int = 10_000,
+    checkpoint_every: int = 1,
+    pid: PID | None = None,
+    throw: bool = True,
+) -> Solution:
+    """Solve dx/dt = f(t, x, theta) for a batch; theta is a control, constant or driven by dtheta/dt = g(t, x, theta).
+
+    Each sample has its own time, step size and status, so its result does not depend on its companions.
+
+    Args:
+        dynamics: f(t, x, theta) -> dx/dt. `t` is a (batch,) tensor, `x` (batch, ...), `theta` as given.
+        x0: The state at t0, (batch, ...), float32, float64 or complex.
+        t0, t1: Numbers, or tensors () or (batch,). t1 < t0 solves backward in time; t1 = t0 returns x0.
+        theta: The control at t0: None, a tensor (batch, ...), or a nested tuple, list or dict of such.
+        feedback: g(t, x, theta) -> dtheta/dt, nested as theta. Without it theta is a constant of the flow.
+        cost: A running cost l(t, x, theta) -> (batch,); its integral over [t0, t1] is `sol.cost`.
+        save_at: Times to return the solution at, shared (T,) or a sample's own (batch, T), from t0 towards t1.
+        dense: Keep dense output, so that `sol(t)` gives x at any time.
+        method: euler, midpoint, heun, bosh3, rk4, dopri5, tsit5 or dopri8.
+        rtol, atol: The error a step may make: atol + rtol * |x|, root mean square over a sample's elements. x, theta
+            (with feedback) and the cost are judged apart, so a large control never hides an error of the state.
+        dt: A fixed step size, instead of steps chosen by the error.
+        step: "sample": each sample chooses its steps. "batch": one step for all, chosen by their mean error.
+        gradient: "discrete": equal to backpropagation through the accepted steps, with one state a step in memory.
+            "adjoint": solves the augmented adjoint of the paper's Theorem 1 backward in time; memory does not grow with
+            the number of steps, but the gradient is only as exact as that solve: ask for tight tolerances.
+            "autograd": an ordinary graph; second derivatives, forward mode and torch.func work.
+        compile: Compile the step and its backward with torch.compile, once a shape; on CUDA also record them as CUDA
+            graphs. The dynamics must then be a pure function of their arguments and of tensors that stay in place.
+        max_steps: The most steps a sample may take, rejected ones included.
+        checkpoint_every: For "discrete": keep every k-th state and compute those between again.
+        pid: The controller of step sizes.
+        throw: Raise SolveError if a sample fails. Otherwise such samples are nan, and `sol.status` says why.
+
+    The dynamics are evaluated again during backward: random numbers drawn inside would differ, so draw them outside.
+
+    >>> import math, torch, ncode
+    >>> x0 = torch.ones(3, 1, dtype=torch.float64)
+    >>> sol = ncode.solve(lambda t, x, theta: theta * x, x0, 0.0, 1.0, theta=-x0, rtol=1e-8)
+    >>> bool((sol.x - math.exp(-1)).abs().max() < 1e-7)
+    True
+    >>> sol.status[0].name
+    'OK'
+    """
+    choose("gradient", gradient, GRADIENTS)
+    checkpoint_every = int(check_number("checkpoint_every", checkpoint_every, low=1))
+    problem = check(
+        *(dynamics, x0, t0, t1, theta, feedback, cost, save_at, dense),
+        *(method, rtol, atol, dt, step, pid or PID(), max_steps),
+    )
+    if problem.batch == 0:
+        return _empty(problem)
+    if transforming() and gradient != "autograd":
+        raise InputError(
+            f'gradient="{gradient}" does not work inside torch.func transforms: use gradient="autograd" there'
+        )
+    if gradient == "autograd" and problem.fixed_count is not None and not compile:
+        return _solve_planned(problem, theta, throw)
+    return _solve(problem, theta, gradient, compile, checkpoint_every, throw)
+
+
+def _solve_planned(problem: Problem, theta: Control, throw: bool) -> Solution:
+    """Steps that are known beforehand, as a plain graph: no value is looked at on the way."""
+    field = problem.field
+    slope = field(problem.t0.to(field.dtype), problem.z0, problem.theta)
+    check_slope(field, problem.z0, slope)
+    moves = planned(problem)
+    outputs = unroll(problem, moves, plain, slope)
+    finite = torch.stack(
+        [leaf.detach().isfinite().reshape(problem.batch, -1).all(1) for leaf in outputs.z]
+    ).all(0)
+    codes = torch.where(finite, Status.MAX_STEPS if problem.fixed_short else Status.OK, Status.NOT_FINITE).to(
+        torch.int32
+    )
+    count = torch.full_like(codes, len(moves))
+    extra = len(problem.tableau.extra_a) if problem.dense or problem.ts is not None else 0
+    hand_on = (problem.dense or problem.ts is not None) and problem.tableau.dense_needs_end
+    nfe = count * (problem.tableau.stages + extra) + (1 if hand_on else 0)
+    stats = Stats(nfe, count, torch.zeros_like(count))
+    times = _knots(moves) if problem.dense and moves else None
+    return _finish(problem, theta, lose(outputs, codes), stats, codes, problem.t1.detach(), times, throw)
+
+
+def _solve(
+    problem: Problem, theta: Control, gradient: str, compile: bool, every: int, throw: bool
+) -> Solution:
+    """A forward pass without autograd, then whatever the gradient needs."""
+    if any(mapped(leaf) for leaf in (*problem.z0, *problem.theta, problem.t0, problem.t1)):
+        raise InputError(
+            "solve chooses steps by looking at values, which torch.func.vmap forbids: solve is batched already, so put"
+            ' the mapped dimension into the batch; or use a fixed dt with numbers for t0 and t1, and gradient="autograd"'
+        )
+    touched = look(problem)
+    trained = touched.trained
+    rows = (*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,)))
+    grad = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in (*problem.z0, *rows, *trained))
+    if grad and gradient == "adjoint" and problem.dense:
+        raise InputError('dense output has no adjoint gradient: use save_at, or gradient="discrete"')
+
+    tape = Tape(every if gradient == "discrete" else 2**62) if grad and gradient != "adjoint" else None
+    rooted = touched.has_rows(problem.batch)
+    with torch.no_grad():
+        forward = run(problem, touched, [tape] if tape is not None else [], prepare_attempt(compile))
+    march = forward.march
+    stats = Stats(forward.nfe, march.accepted, march.rejected)
+    times, states, powers = None, (), ()
+    if forward.dense is not None and forward.dense.moves:
+        times, states, powers = _knots(forward.dense.moves), *forward.dense.stacked()
+    outputs = Outputs(march.z, forward.saved, states, powers)
+    if grad and gradient == "discrete" and tape is not None:
+        job = Discrete(
+            problem, rooted, prepare_step(compile), tape, march.status, stats, Ambient(problem.t0.device)
+        )
+        outputs = join(job, problem, trained, outputs)
+    elif grad and gradient == "adjoint":
+        z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (march.z, forward.saved))
+        job = Adjoint(problem, rooted, z1, saved, march.status, stats, Ambient(problem.t0.device))
+        outputs = join(job, problem, trained, outputs)
+    elif grad and tape is not None:
+        outputs = lose(unroll(problem, tape.moves, prepare_step(compile), None), march.status)
+    return _finish(problem, theta, outputs, stats, march.status, march.t, times, throw)
+
+
+def _finish(
+    problem: Problem,
+    theta: Control,
+    outputs: Outputs,
+    stats: Stats,
+    codes: Tensor,
+    reached: Tensor,
+    times: tuple[Tensor, Tensor] | None,
+    throw: bool,
+) -> Solution:
+    """Put the parts into a Solution, and raise if samples failed."""
+    field, count = problem.field, 0 if problem.ts is None else problem.ts.shape[1]
+    width = 1 + field.driven
+    if field.driven:
+        theta = field.nest(outputs.z[1:width])
+        thetas = field.nest(outputs.saved[1:width]) if problem.ts is not None else None
+    else:
+        constants = [leaf[:, None].expand(-1, count, *leaf.shape[1:]) for leaf in problem.theta]
+        thetas = field.nest(constants) if problem.ts is not None else None
+    solution = Solution(
+        x=outputs.z[0],
+        theta=theta,
+        cost=outputs.z[width] if field.cost is not None else None,
+        ts=problem.ts_given.expand(problem.batch, count) if problem.ts_given is not None else None,
+        xs=outputs.saved[0] if problem.ts is not None else None,
+        thetas=thetas,
+        stats=stats,
+        codes=codes,
+        t=reached,
+        dense=Dense(*times, outputs.states, outputs.powers) if times is not None else None,
+        interval=(problem.t0.detach(), problem.t1.detach()) if problem.dense else None,
+    )
+    if throw and not symbolic() and bool((codes != Status.OK).any()):
+        failed = (codes != Status.OK).nonzero().flatten().tolist()
+        statuses = [Status(code) for code in codes[failed].tolist()]
+        raise SolveError(failed, reached[failed].tolist(), statuses, solution, problem.batch)
+    return solution
+
+
+def _empty(problem: Problem) -> Solution:
+    """The solution of no samples."""
+    none = torch.zeros(0, dtype=torch.int32, device=problem.t0.device)
+    ts = problem.ts
+    saved = (
+        ()
+        if ts is None
+        else tuple(
+            leaf[:, None].expand(-1, ts.shape[1], *leaf.shape[1:])
+            for leaf in problem.z0[: 1 + problem.field.driven]
+        )
+    )
+    theta = problem.field.nest(problem.theta)
+    return _finish(
+        problem,
+        theta,
+        Outputs(problem.z0, saved),
+        Stats(none, none, none),
+        none,
+        problem.t1.detach(),
+        None,
+        False,
+    )
+
+
+def _knots(moves: Sequence[Moves]) -> tuple[Tensor, Tensor]:
+    """The times (batch, n) at which steps begin and end."""
+    return torch.stack([move.t for move in moves], 1), torch.stack([move.t_next for move in moves], 1)

@@ -1,0 +1,84 @@
+"""The right-hand side that is integrated: h = (f, g, l) on z = (x, theta, cost).
+
+A state z is a tuple of tensors, each (batch, ...): x, then the leaves of theta where feedback drives them, then the
+running cost where there is one. A control without feedback is a constant of the flow and never part of z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+State = tuple[Tensor, ...]
+Control = Any  # None, a tensor, or a nested tuple, list or dict of tensors
+Dynamics = Callable[[Tensor, Tensor, Any], Tensor]
+Feedback = Callable[[Tensor, Tensor, Any], Any]
+Cost = Callable[[Tensor, Tensor, Any], Tensor]
+
+
+class RightHandSide(Protocol):
+    """What the solver needs to know of a system."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The real dtype in which the system is told the time."""
+        ...
+
+    @property
+    def driven(self) -> int:
+        """How many leaves of theta are part of z."""
+        ...
+
+    @property
+    def parts(self) -> tuple[slice, ...]:
+        """The parts of z whose errors are judged apart."""
+        ...
+
+    def __call__(self, t: Tensor, z: State, theta: Sequence[Tensor]) -> State:
+        """dz/dt."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """dz/dt of the whole system, and where each part lies in z."""
+
+    dynamics: Dynamics
+    feedback: Feedback | None
+    cost: Cost | None
+    spec: pytree.TreeSpec | None  # how theta's leaves nest; None where there is no control
+    dtype: torch.dtype  # the real dtype in which the dynamics are told the time
+
+    @property
+    def driven(self) -> int:
+        """How many leaves of theta are part of z."""
+        return self.spec.num_leaves if self.feedback is not None and self.spec is not None else 0
+
+    @property
+    def parts(self) -> tuple[slice, ...]:
+        """The parts of z whose errors are judged apart, so that a large control cannot hide an error of x."""
+        theta = (slice(1, 1 + self.driven),) if self.driven else ()
+        cost = (slice(1 + self.driven, 2 + self.driven),) if self.cost is not None else ()
+        return (slice(0, 1), *theta, *cost)
+
+    def control(self, z: State, theta: Sequence[Tensor]) -> Control:
+        """Theta as the user gave it, from the state or, if nothing drives it, from the constant leaves."""
+        return self.nest(z[1 : 1 + self.driven] if self.driven else theta)
+
+    def nest(self, leaves: Sequence[Tensor]) -> Control:
+        """Leaves of theta, nested as the user nested them."""
+        return None if self.spec is None else pytree.tree_unflatten(leaves, self.spec)
+
+    def __call__(self, t: Tensor, z: State, theta: Sequence[Tensor]) -> State:
+        x, control = z[0], self.control(z, theta)
+        slopes = [self.dynamics(t, x, control)]
+        if self.feedback is not None:
+            slopes.extend(pytree.tree_leaves(self.feedback(t, x, control)))
+        if self.cost is not None:
+            slopes.append(self.cost(t, x, control))
+        return tuple(slopes)

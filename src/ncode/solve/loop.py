@@ -1,0 +1,223 @@
+"""The loop: attempts, accepted or not, a sample each, until every sample has reached its end or failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .field import State
+from .record import Moves, Recorder
+from .status import Status
+from .step import Step
+from .stepsize import PID, Tolerance
+
+
+class March(NamedTuple):
+    """Where each sample stands: every tensor is (batch, ...)."""
+
+    t: Tensor
+    h: Tensor  # the step to try next, signed
+    z: State
+    slope: State | None  # at (t, z), where the method hands it on
+    before: Tensor  # error ratios of the last two accepted steps
+    earlier: Tensor
+    alive: Tensor
+    status: Tensor
+    accepted: Tensor
+    rejected: Tensor
+
+    def select(self, rows: Tensor) -> March:
+        """The march of some samples."""
+        return self.map(lambda leaf: leaf.index_select(0, rows))
+
+    def write(self, rows: Tensor, part: March) -> None:
+        """Put the march of some samples back, in place."""
+        for leaf, new in zip(self.leaves(), part.leaves(), strict=True):
+            leaf.index_copy_(0, rows, new)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> March:
+        """The same function of every tensor."""
+        new = iter([fn(leaf) for leaf in self.leaves()])
+        return March(
+            t=next(new),
+            h=next(new),
+            z=tuple(next(new) for _ in self.z),
+            slope=None if self.slope is None else tuple(next(new) for _ in self.slope),
+            before=next(new),
+            earlier=next(new),
+            alive=next(new),
+            status=next(new),
+            accepted=next(new),
+            rejected=next(new),
+        )
+
+    def leaves(self) -> list[Tensor]:
+        """All tensors, in a fixed order."""
+        out: list[Tensor] = []
+        for value in self:
+            out.extend([] if value is None else [value] if isinstance(value, Tensor) else value)
+        return out
+
+
+class Attempted(NamedTuple):
+    """What an attempt returns."""
+
+    march: March
+    h: Tensor  # the step taken
+    dense: State | None
+    slopes: tuple[State, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """One attempt of a batch, as a pure function (march, t1, theta) -> (march, h taken, the step).
+
+    A sample that is refused, or no longer alive, takes h = 0 and stays where it is.
+    """
+
+    step: Step
+    pid: PID
+    tolerance: Tolerance
+    fixed: bool
+    together: bool  # one step size for the batch
+    max_steps: int
+
+    def __call__(self, march: March, t1: Tensor, theta: Sequence[Tensor]) -> Attempted:
+        t, z, alive = march.t, march.z, march.alive
+        remaining = t1 - t
+        # Stretching by a hundredth avoids a last step that is all rounding.
+        last = march.h.abs() * (1 + 1e-9 if self.fixed else 1.01) >= remaining.abs()
+        h = torch.where(alive, torch.where(last, remaining, march.h), 0.0)
+
+        stepped = self.step(t, h, z, theta, march.slope)
+        ratio = self._judge(z, stepped, alive)
+        mean = self._together(ratio, alive) if self.together else ratio
+        good = alive & (mean <= 1.0)  # false for nan
+        refused = alive & ~good
+
+        h_next = march.h if self.fixed else h * self._factor(mean, march, good)
+        attempts = march.accepted + march.rejected + alive
+        # In step with the batch, a sample only ends for an error of its own.
+        stuck = refused & ~(ratio <= 1.0)
+        if not self.fixed:
+            stuck = stuck & (h_next.abs() <= 10 * torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs()))
+        status = torch.where(
+            stuck, torch.where(ratio.isfinite(), Status.STEP_TOO_SMALL, Status.NOT_FINITE), march.status
+        )
+        done = good & last
+        spent = alive & ~done & ~stuck & (attempts >= self.max_steps)
+        status = torch.where(spent, Status.MAX_STEPS, status).to(march.status.dtype)
+
+        def pick(new: Tensor, old: Tensor) -> Tensor:
+            return torch.where(good.reshape(-1, *[1] * (old.dim() - 1)), new, old)
+
+        slope = march.slope
+        if slope is not None and stepped.end is not None:
+            slope = tuple(map(pick, stepped.end, slope))
+        after = March(
+            t=torch.where(good, torch.where(last, t1, t + h), t),
+            h=h_next,
+            z=tuple(map(pick, stepped.z, z)),
+            slope=slope,
+            before=torch.where(good, mean, march.before),
+            earlier=torch.where(good, march.before, march.earlier),
+            alive=alive & ~done & ~stuck & ~spent,
+            status=status,
+            accepted=march.accepted + good,
+            rejected=march.rejected + refused,
+        )
+        return Attempted(after, torch.where(good, h, 0.0), stepped.dense, stepped.slopes)
+
+    def _judge(self, z: State, stepped, alive: Tensor) -> Tensor:
+        """Error over tolerance, a sample each; with fixed steps 0, or nan where the new state is not finite."""
+        if not self.fixed:
+            return self.tolerance.ratio(self.step.field, z, stepped.z, stepped.errors)
+        worst = sum(
+            (leaf * 0).abs().flatten(1).sum(1) if leaf.dim() > 1 else (leaf * 0).abs() for leaf in stepped.z
+        )
+        return torch.as_tensor(worst)
+
+    def _together(self, ratio: Tensor, alive: Tensor) -> Tensor:
+        """Root mean square over the samples that are still under way."""
+        squares = torch.where(alive, ratio, 0.0).square()
+        return (squares.sum() / alive.sum().clamp_min(1)).sqrt().expand_as(ratio)
+
+    def _factor(self, ratio: Tensor, march: March, good: Tensor) -> Tensor:
+        order = self.step.tableau.error_order + 1
+        floored = ratio.clamp_min(1e-10)  # nan stays nan
+        factor = self.pid.factor(order, floored, march.before, march.earlier)
+        factor = torch.where(good, factor, factor.clamp_max(self.pid.safety))
+        return torch.where(ratio.isfinite(), factor, self.pid.smallest).to(march.h.dtype)
+
+
+class Watch:
+    """How many samples are alive, without making the GPU wait.
+
+    On CPU the count is exact. On CUDA it is the one of the attempt before: the count travels to pinned memory while the
+    next attempt is already queued, so the GPU always has work and the loop runs at most one attempt too long.
+    """
+
+    def __init__(self, device: torch.device, batch: int):
+        self.asynchronous = device.type == "cuda"
+        self.counts: list[tuple[Tensor, torch.cuda.Event]] = []
+        self.known = batch
+
+    def count(self, alive: Tensor) -> int:
+        if not self.asynchronous:
+            return int(alive.sum())
+        pinned = torch.empty((), dtype=torch.int64, pin_memory=True)
+        pinned.copy_(alive.sum(), non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+        self.counts.append((pinned, event))
+        if len(self.counts) > 1:
+            seen, ready = self.counts.pop(0)
+            ready.synchronize()
+            self.known = int(seen)
+        return self.known
+
+
+def integrate(
+    attempt: Callable[[March, Tensor, Sequence[Tensor]], Attempted],
+    march: March,
+    t1: Tensor,
+    theta: Sequence[Tensor],
+    recorders: Sequence[Recorder] = (),
+    *,
+    steps: int | None = None,
+    compact: bool = True,
+) -> March:
+    """Attempt until no sample is alive, showing each move to the recorders.
+
+    `steps`, where the number of attempts is known beforehand, saves asking. Once fewer than half of the samples in hand
+    are alive, the others are put aside (`compact`), at most log2(batch) times.
+    """
+    watch = Watch(march.t.device, len(march.t))
+    whole, rows = march.map(torch.clone), None
+    while True:
+        alive = watch.count(march.alive) if steps is None else len(march.t) * (steps > 0)
+        if alive == 0:
+            break
+        if compact and steps is None and 2 * alive <= len(march.t):
+            if rows is None:
+                whole = march.map(torch.clone)
+            else:
+                whole.write(rows, march)
+            # A stable sort finds the living without asking the GPU how many there are.
+            living = torch.argsort(march.alive, descending=True, stable=True)[:alive].sort().values
+            rows = living if rows is None else rows[living]
+            march, t1, theta = march.select(living), t1[living], [leaf[living] for leaf in theta]
+        start = march
+        march, h, dense, slopes = attempt(start, t1, theta)
+        for recorder in recorders:
+            recorder.add(Moves(rows, start.t, march.t, h, start.z, theta, dense, slopes))
+        if steps is not None:
+            steps -= 1
+    if rows is None:
+        return march
+    whole.write(rows, march)
+    return whole

@@ -1,0 +1,115 @@
+"""What `solve` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .field import State
+from .status import InputError, Status
+from .step import evaluate
+
+
+@dataclass
+class Stats:
+    """Costs of a solve, a sample each (integer tensors of shape (batch,))."""
+
+    nfe: Tensor  # evaluations of the dynamics
+    steps: Tensor  # accepted
+    rejected: Tensor
+    nfe_backward: Tensor | None = None  # evaluations in backward, once it has run
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Dense output: a function of time, of the method's own order.
+
+    `begins` and `ends` are (batch, n): the times at which steps begin and end (equal where a sample stood still).
+    """
+
+    begins: Tensor
+    ends: Tensor
+    states: State
+    coefficients: State
+
+    def __call__(self, t: Tensor) -> State:
+        """Values at t (batch, T): for each leaf (batch, T, ...)."""
+        forward = (self.ends[:, -1] >= self.begins[:, 0])[:, None]
+        sign = torch.where(forward, 1.0, -1.0)
+        ends = (self.ends.detach() * sign).contiguous()
+        index = torch.searchsorted(ends, (t.detach() * sign).contiguous()).clamp_max(ends.shape[1] - 1)
+        begin, end = self.begins.gather(1, index), self.ends.gather(1, index)
+        h = end - begin
+        sigma = torch.where(h == 0, 0.0, (t - begin) / torch.where(h == 0, 1.0, h))
+        sample = torch.arange(len(t), device=t.device)[:, None].expand_as(index)
+        out = []
+        for state, coefficient in zip(self.states, self.coefficients, strict=True):
+            z = state[index, sample].flatten(0, 1)
+            powers = coefficient[index, sample].flatten(0, 1)
+            (value,) = evaluate((z,), (powers,), sigma.reshape(-1, 1))
+            out.append(value.reshape(*t.shape, *value.shape[2:]))
+        return tuple(out)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The solution of a batch of controlled initial value problems.
+
+    `x`, `theta` and `cost` are at t1, (batch, ...); `ts`, `xs` and `thetas` at the saved times, (batch, T, ...). With
+    `dense=True` the solution is a function of time: `sol(t)` is x at one time for all, and with t of shape (T,) or
+    (batch, T) it is (batch, T, ...).
+    """
+
+    x: Tensor
+    theta: Any
+    cost: Tensor | None
+    ts: Tensor | None
+    xs: Tensor | None
+    thetas: Any
+    stats: Stats
+    codes: Tensor = field(repr=False)  # (batch,): each sample's status as a number
+    t: Tensor = field(repr=False)  # (batch,): the time each sample reached
+    dense: Dense | None = field(default=None, repr=False)
+    interval: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    @cached_property
+    def status(self) -> tuple[Status, ...]:
+        """How each sample ended."""
+        return tuple(map(Status, self.codes.tolist()))
+
+    @property
+    def ok(self) -> Tensor:
+        """(batch,): which samples reached t1."""
+        return self.codes == Status.OK
+
+    def __call__(self, t: float | Tensor) -> Tensor:
+        """x at any time between t0 and t1 (needs `dense=True`)."""
+        if self.interval is None:
+            raise InputError("this solution keeps no dense output: ask for it with solve(..., dense=True)")
+        batch = len(self.x)
+        t0, t1 = self.interval
+        at = torch.as_tensor(t, device=t0.device).to(t0.dtype)
+        if at.dim() > 2 or (at.dim() == 2 and len(at) != batch):
+            raise InputError(
+                f"times of shape {tuple(at.shape)}; a solution takes one time, (T,) for all samples,"
+                f" or ({batch}, T) with a sample's own"
+            )
+        times = at.expand(batch, at.shape[-1]) if at.dim() else at.expand(batch, 1)
+        low, high = torch.minimum(t0, t1)[:, None], torch.maximum(t0, t1)[:, None]
+        slack = 1e-6 * (high - low)
+        if bool(((times < low - slack) | (times > high + slack) | times.isnan()).any()):
+            raise InputError(
+                f"a time outside of the solved interval [{float(low.min()):.6g}, {float(high.max()):.6g}]:"
+                f" given {float(times.min()):.6g} to {float(times.max()):.6g}"
+            )
+        times = torch.minimum(torch.maximum(times, low), high)
+        value = (
+            self.x[:, None].expand(-1, times.shape[1], *self.x.shape[1:])
+            if self.dense is None
+            else self.dense(times)[0]
+        )
+        return value if at.dim() else value[:, 0]

@@ -1,0 +1,141 @@
+"""Find what a field touches besides its arguments: parameters, buffers and tensors caught in closures.
+
+The solver's own backward must hand gradients to all of them, and nobody should have to list them. One evaluation under
+a function mode sees every tensor that enters a torch function from outside; a walk over the autograd graph adds what
+such a mode cannot see (scripted or compiled code) and tells where the field's own graph ends.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from .field import State
+from .status import InputError
+
+
+class Touched(NamedTuple):
+    """What was found, and the slope that the evaluation gave on the way."""
+
+    slope: State
+    trained: tuple[Tensor, ...]  # those that want a gradient
+    others: tuple[Tensor, ...]
+
+    def has_rows(self, batch: int) -> bool:
+        """Whether something caught in a closure may belong to samples, so that samples must stay where they are."""
+        return any(
+            tensor.dim() > 0 and len(tensor) == batch and not isinstance(tensor, nn.Parameter)
+            for tensor in (*self.trained, *self.others)
+        )
+
+
+class _Seen(TorchFunctionMode):
+    """Remembers tensors that enter a torch function without having come out of one."""
+
+    def __init__(self, known: Iterable[Tensor]):
+        super().__init__()
+        self.inside = {id(tensor): tensor for tensor in known}  # holding them keeps their ids theirs
+        self.outside: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for value in pytree.tree_leaves((args, kwargs)):
+            if isinstance(value, Tensor) and id(value) not in self.inside:
+                self.outside[id(value)] = value
+        result = func(*args, **kwargs)
+        for value in pytree.tree_leaves(result):
+            if isinstance(value, Tensor) and id(value) not in self.outside:
+                self.inside[id(value)] = value
+        return result
+
+
+def touch(
+    field: Callable[[Tensor, State, Sequence[Tensor]], State],
+    functions: Sequence[Callable[..., Any] | None],
+    t: Tensor,
+    z: State,
+    theta: Sequence[Tensor],
+) -> Touched:
+    """Evaluate the field once and tell what it touched."""
+    if not torch.is_grad_enabled():
+        seen = _Seen((t, *z, *theta))
+        with seen:
+            slope = field(t, z, theta)
+        return Touched(slope, (), tuple(seen.outside.values()))
+
+    # Stand-ins for the arguments: what leads to them is not outside.
+    z = tuple(leaf.detach().requires_grad_() for leaf in z)
+    theta = tuple(
+        leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex()) for leaf in theta
+    )
+    t = t.detach().requires_grad_()
+    seen = _Seen((t, *z, *theta))
+    with torch.enable_grad():
+        start = torch.zeros((), requires_grad=True).exp().grad_fn
+        with seen:
+            slope = field(t, z, theta)
+
+    trained = [tensor for tensor in seen.outside.values() if tensor.requires_grad]
+    known = {id(tensor) for tensor in (*trained, t, *z, *theta)}
+    for tensor in (*_leaves(slope, trained, start), *_parameters(functions)):
+        if id(tensor) not in known:
+            known.add(id(tensor))
+            trained.append(tensor)
+    others = [tensor for tensor in seen.outside.values() if not tensor.requires_grad]
+    return Touched(tuple(leaf.detach() for leaf in slope), tuple(trained), tuple(others))
+
+
+def _leaves(slope: State, trained: Sequence[Tensor], start: Any) -> Iterator[Tensor]:
+    """Leaf tensors that the slope's graph leads to, stopping at tensors already known."""
+    ends = {(tensor.grad_fn, tensor.output_nr) for tensor in trained if tensor.grad_fn is not None}
+    born = start._sequence_nr()
+    stack: list[tuple[Any, int]] = [
+        (leaf.grad_fn, leaf.output_nr) for leaf in slope if leaf.grad_fn is not None
+    ]
+    visited = set()
+    while stack:
+        node, index = stack.pop()
+        if node is None or (node, index) in ends or node in visited:
+            continue
+        visited.add(node)
+        if node.name().endswith("AccumulateGrad"):
+            yield node.variable  # pyright: ignore[reportAttributeAccessIssue]
+        elif node._sequence_nr() < born:
+            raise InputError(
+                f"the dynamics use a tensor that was computed outside of them ({node.name()}) in a way that solve"
+                ' cannot follow: pass it as theta, or use gradient="autograd"'
+            )
+        else:
+            stack.extend(node.next_functions)
+
+
+def _parameters(functions: Sequence[Callable[..., Any] | None]) -> Iterator[Tensor]:
+    """Parameters of modules within reach: some are used only at later times, and one evaluation does not show them."""
+    for function in functions:
+        for module in _modules(function):
+            yield from (p for p in module.parameters() if p.requires_grad)
+
+
+def _modules(function: Any) -> Iterator[nn.Module]:
+    if isinstance(function, nn.Module):
+        yield function
+    elif isinstance(function, functools.partial):
+        for value in (function.func, *function.args, *function.keywords.values()):
+            yield from _modules(value)
+    else:
+        bound = getattr(function, "__self__", None)
+        if isinstance(bound, nn.Module):
+            yield bound
+        for cell in getattr(function, "__closure__", None) or ():
+            try:
+                caught = cell.cell_contents
+            except ValueError:  # a variable that is bound later
+                continue
+            if isinstance(caught, nn.Module):
+                yield caught
