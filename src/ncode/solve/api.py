@@ -25,11 +25,12 @@ from .problem import (
     symbolic,
     transforming,
 )
-from .record import Moves, Tape
+from .record import Moves
 from .retake import plain
 from .solution import Dense, Solution, Stats
 from .status import InputError, SolveError, Status
 from .stepsize import PID
+from .tape import Tape
 from .unrolled import lose, planned, unroll
 
 
@@ -89,7 +90,7 @@ def solve(
 
     >>> import math, torch, ncode
     >>> x0 = torch.ones(3, 1, dtype=torch.float64)
-    >>> sol = ncode.solve(lambda t, x, theta: theta * x, x0, 0.0, 1.0, theta=-x0, rtol=1e-8)
+    >>> sol = ncode.solve(lambda t, x, theta: theta * x, x0, 0.0, 1.0, theta=-x0, rtol=1e-8, atol=1e-8)
     >>> bool((sol.x - math.exp(-1)).abs().max() < 1e-7)
     True
     >>> sol.status[0].name
@@ -117,8 +118,9 @@ def _solve_planned(problem: Problem, theta: Control, throw: bool) -> Solution:
     field = problem.field
     slope = field(problem.t0.to(field.dtype), problem.z0, problem.theta)
     check_slope(field, problem.z0, slope)
-    moves = planned(problem)
-    outputs = unroll(problem, moves, plain, slope)
+    steps = planned(problem)
+    moves = steps.moves
+    outputs = unroll(problem, steps, plain, slope)
     finite = torch.stack(
         [leaf.detach().isfinite().reshape(problem.batch, -1).all(1) for leaf in outputs.z]
     ).all(0)
@@ -141,7 +143,8 @@ def _solve(
     if any(mapped(leaf) for leaf in (*problem.z0, *problem.theta, problem.t0, problem.t1)):
         raise InputError(
             "solve chooses steps by looking at values, which torch.func.vmap forbids: solve is batched already, so put"
-            ' the mapped dimension into the batch; or use a fixed dt with numbers for t0 and t1, and gradient="autograd"'
+            " the mapped dimension into the batch; or use a fixed dt with numbers for t0 and t1, and"
+            ' gradient="autograd"'
         )
     touched = look(problem)
     trained = touched.trained
@@ -150,7 +153,7 @@ def _solve(
     if grad and gradient == "adjoint" and problem.dense:
         raise InputError('dense output has no adjoint gradient: use save_at, or gradient="discrete"')
 
-    tape = Tape(every if gradient == "discrete" else 2**62) if grad and gradient != "adjoint" else None
+    tape = Tape(every if gradient == "discrete" else 1) if grad and gradient != "adjoint" else None
     rooted = touched.has_rows(problem.batch)
     with torch.no_grad():
         forward = run(problem, touched, [tape] if tape is not None else [], prepare_attempt(compile))
@@ -162,7 +165,14 @@ def _solve(
     outputs = Outputs(march.z, forward.saved, states, powers)
     if grad and gradient == "discrete" and tape is not None:
         job = Discrete(
-            problem, rooted, prepare_step(compile), tape, march.status, stats, Ambient(problem.t0.device)
+            problem,
+            rooted,
+            True,
+            prepare_step(compile),
+            tape,
+            march.status,
+            stats,
+            Ambient(problem.t0.device),
         )
         outputs = join(job, problem, trained, outputs)
     elif grad and gradient == "adjoint":
@@ -170,7 +180,14 @@ def _solve(
         job = Adjoint(problem, rooted, z1, saved, march.status, stats, Ambient(problem.t0.device))
         outputs = join(job, problem, trained, outputs)
     elif grad and tape is not None:
-        outputs = lose(unroll(problem, tape.moves, prepare_step(compile), None), march.status)
+        ok = march.status == Status.OK
+        steps = tape.steps(ok, problem.z0, rooted=rooted or problem.dense, narrow=not problem.dense)
+        outputs = lose(unroll(problem, steps, prepare_step(compile)), march.status)
+        times = (
+            _knots([steps.move(n) for n in range(len(steps.sizes))])
+            if problem.dense and steps.sizes
+            else None
+        )
     return _finish(problem, theta, outputs, stats, march.status, march.t, times, throw)
 
 

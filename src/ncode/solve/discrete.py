@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -16,36 +15,14 @@ from torch import Tensor
 from .ambient import Ambient
 from .join import Outputs
 from .problem import Problem
-from .record import Moves, Tape, Window, spread
+from .record import Moves, Window, spread
 from .retake import Stepper, Times, retake
 from .solution import Stats
 from .status import Status
 from .step import Step, like
+from .tape import Steps, Tape
 
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """Inputs of which each sample has its own row: leaves of the constant control, and times."""
-
-    theta: tuple[Tensor, ...]
-    times: Times
-
-    @classmethod
-    def of(cls, problem: Problem, rows: Tensor | None, wanted: Sequence[bool]) -> Rows:
-        """Stand-ins for some samples' rows, each wanting a gradient or not."""
-        every = [*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,))]
-        leaves = [
-            (leaf.detach() if rows is None else leaf.detach().index_select(0, rows)).requires_grad_(want)
-            for leaf, want in zip(every, wanted, strict=True)
-        ]
-        count = len(problem.theta)
-        t0, t1, *ts = leaves[count:]
-        return cls(tuple(leaves[:count]), Times(t0, t1, ts[0] if ts else None))
-
-    @property
-    def wanted(self) -> list[Tensor]:
-        """Those that want a gradient."""
-        return [leaf for leaf in (*self.theta, *self.times) if leaf is not None and leaf.requires_grad]
+Pulled = tuple[list[Tensor], list[Tensor], list[Tensor | None]]
 
 
 @dataclass(eq=False)
@@ -54,136 +31,155 @@ class Discrete:
 
     problem: Problem
     rooted: bool  # whether samples must keep their places, since a closure may hold rows that belong to them
+    narrow: bool  # whether the number of samples may shrink from step to step
     prepare: Callable[[Step], Stepper]
     tape: Tape
     status: Tensor
     stats: Stats
     ambient: Ambient
 
-    def pull(
-        self, wanted: Sequence[bool], trained: Sequence[Tensor], grads: Outputs
-    ) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
+    def pull(self, wanted: Sequence[bool], trained: Sequence[Tensor], grads: Outputs) -> Pulled:
         """Gradients for z0, for the wanted rows and for the trained tensors, from those of the outputs."""
-        problem = self.problem
-        ok = self.status == Status.OK
+        problem, ok = self.problem, self.status == Status.OK
         adjoint = [
-            torch.zeros_like(leaf) if grad is None else torch.where(like(ok, (leaf,))[0], grad, 0)
-            for leaf, grad in zip(problem.z0, grads.z, strict=True)
+            torch.zeros_like(leaf) if grad is None else torch.where(mask, grad, 0)
+            for leaf, grad, mask in zip(problem.z0, grads.z, like(ok, problem.z0), strict=True)
         ]
-        rows_total = [torch.zeros_like(leaf) for leaf in Rows.of(problem, None, wanted).wanted]
-        total: list[Tensor | None] = [None] * len(trained)
-        spent = torch.zeros_like(self.status)
-        lost = not self.rooted and not bool(ok.all())
-        number = len(self.tape.moves)
-        for _, group in groupby(reversed(self.tape.moves), key=lambda move: id(move.rows)):
-            moves = list(group)[::-1]
-            number -= len(moves)
-            rows = moves[0].rows
-            if lost:  # what a failed sample met may not be finite: leave it out
-                good = (ok if rows is None else ok[rows]).nonzero().flatten()
-                rows = good if rows is None else rows[good]
-                moves = [move_of(move, good, rows) for move in moves]
-            stand_in = Rows.of(problem, rows, wanted)
-            part = adjoint if rows is None else [leaf[rows] for leaf in adjoint]
-            sums: list[Tensor | None] = [None] * len(rows_total)
-            for move, offset in self._reversed(moves, stand_in.theta):
-                part, got, evaluations = self._pull_step(
-                    move, number + offset, stand_in, trained, part, grads
-                )
-                accumulate(sums, got[: len(sums)])
-                accumulate(total, got[len(sums) :])
-                made = (move.h != 0).int() * evaluations
-                spent = spent + made if rows is None else spent.index_add(0, rows, made)
-            adjoint = (
-                part
-                if rows is None
-                else [a.index_copy(0, rows, b) for a, b in zip(adjoint, part, strict=True)]
-            )
-            for whole, some in zip(rows_total, sums, strict=True):
-                if some is not None:
-                    whole.add_(some) if rows is None else whole.index_add_(0, rows, some)
-        self.stats.nfe_backward = spent
+        steps = self.tape.steps(ok, problem.z0, rooted=self.rooted, narrow=self.narrow)
+        pull = _Pull(self, steps, wanted, trained, grads, adjoint)
+        pull.walk()
+        adjoint, rows = pull.scattered(adjoint)
         if problem.ts is not None:
             at_start = problem.ts.detach() == problem.t0.detach()[:, None]
             for leaf, grad in enumerate(grads.saved):
                 if grad is not None:
                     adjoint[leaf] = adjoint[leaf] + torch.where(spread(at_start, grad[:, 0]), grad, 0).sum(1)
-        return adjoint, rows_total, total
+        self.stats.nfe_backward = pull.evaluations
+        return adjoint, rows, pull.total
 
-    def _reversed(self, moves: list[Moves], theta: Sequence[Tensor]) -> Iterator[tuple[Moves, int]]:
-        """Moves of the same samples from last to first, with their states; those not kept are computed again."""
-        step = self.prepare(Step(self.problem.field, self.problem.tableau, estimate=False, dense=False))
-        for base in range((len(moves) - 1) // self.tape.every * self.tape.every, -1, -self.tape.every):
-            chunk = moves[base : base + self.tape.every]
-            states = [chunk[0].z]
-            for move in chunk[:-1]:
-                with torch.no_grad(), self.ambient:
-                    states.append(step(move.t, move.h, states[-1], theta, None).z)
-            for offset in range(len(chunk) - 1, -1, -1):
-                yield chunk[offset]._replace(z=states[offset]), base + offset
 
-    def _pull_step(
+class _Pull:
+    """The walk itself. Everything that has a row a sample is in the order of the steps."""
+
+    def __init__(
         self,
-        move: Moves,
-        number: int,
-        rows: Rows,
+        solve: Discrete,
+        steps: Steps,
+        wanted: Sequence[bool],
         trained: Sequence[Tensor],
-        adjoint: list[Tensor],
         grads: Outputs,
-    ) -> tuple[list[Tensor], list[Tensor | None], int]:
-        """Pull the adjoint through one step: the adjoint before it, and gradients for rows and trained tensors."""
-        problem = self.problem
-        window = None
-        if problem.ts is not None and any(grad is not None for grad in grads.saved):
-            window = Window.of(problem.ts.detach(), move)
-        dense = any(grad is not None for grad in grads.powers)
-        with torch.enable_grad(), self.ambient:
-            z = tuple(leaf.detach().requires_grad_() for leaf in move.z)
-            stepped, passed = retake(
-                problem, self.prepare, move, z, rows.theta, rows.times, window, dense=dense
+        adjoint: Sequence[Tensor],
+    ):
+        self.solve, self.steps, self.wanted, self.trained = solve, steps, wanted, trained
+        problem = solve.problem
+        rows = [*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,))]
+        self.rows = [self._ordered(leaf.detach()) for leaf in rows]
+        self.adjoint = [self._ordered(leaf) for leaf in adjoint]
+        self.saved = [None if grad is None else self._ordered(grad) for grad in grads.saved]
+        self.states = [None if grad is None else grad.flatten(0, 1) for grad in grads.states]
+        self.powers = [None if grad is None else grad.flatten(0, 1) for grad in grads.powers]
+        self.sums = [torch.zeros_like(row) for row, want in zip(self.rows, wanted, strict=True) if want]
+        self.total: list[Tensor | None] = [None] * len(trained)
+        self.evaluations = torch.zeros_like(solve.status)
+
+    def walk(self) -> None:
+        """Pull through all steps, from the last to the first."""
+        for move in self._reversed():
+            size = len(move.h)
+            after = [leaf[:size] for leaf in self.adjoint]
+            before, rows, trained, evaluations = self._pull(move, after)
+            for whole, leaf in zip(self.adjoint, before, strict=True):
+                whole[:size] = leaf
+            for whole, grad in zip(self.sums, rows, strict=True):
+                if grad is not None:
+                    whole[:size] += grad
+            for number, grad in enumerate(trained):
+                if grad is not None:
+                    old = self.total[number]
+                    self.total[number] = grad if old is None else old + grad
+            made = (move.h != 0).int() * evaluations
+            order = self.steps.order
+            self.evaluations = (
+                self.evaluations + made
+                if order is None
+                else self.evaluations.index_add(0, order[:size], made)
             )
-        outputs, cotangents = list(stepped.z), list(adjoint)
-        for value, grad in zip(passed, grads.saved, strict=False):
-            if grad is not None and window is not None:
-                grad = (grad if move.rows is None else grad[move.rows])[:, window.low : window.high]
-                outputs.append(value)
-                cotangents.append(torch.where(spread(window.inside, grad[:, 0]), grad, 0))
-        for value, grad in zip(stepped.dense or (), grads.powers, strict=False):
-            if grad is not None:
-                outputs.append(value)
-                cotangents.append(grad[number])
-        linked = [
-            (output, grad) for output, grad in zip(outputs, cotangents, strict=True) if output.requires_grad
+
+    def scattered(self, adjoint: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """The adjoint at t0 and the rows' gradients, with every sample back in its place."""
+        order, batch = self.steps.order, self.solve.problem.batch
+        if order is None:
+            return self.adjoint, self.sums
+        placed = [whole.index_copy(0, order, some) for whole, some in zip(adjoint, self.adjoint, strict=True)]
+        zeros = [some.new_zeros(batch, *some.shape[1:]) for some in self.sums]
+        return placed, [
+            whole.index_copy_(0, order, some) for whole, some in zip(zeros, self.sums, strict=True)
         ]
-        got = torch.autograd.grad(
-            [output for output, _ in linked],
-            [*z, *rows.wanted, *trained],
-            [grad for _, grad in linked],
-            allow_unused=True,
+
+    def _ordered(self, leaf: Tensor) -> Tensor:
+        order = self.steps.order
+        return leaf.clone() if order is None else leaf.index_select(0, order)
+
+    def _reversed(self) -> Iterator[Moves]:
+        """Steps from last to first, with their states; those that were not kept are computed again."""
+        problem, every = self.solve.problem, self.solve.tape.every
+        step = self.solve.prepare(Step(problem.field, problem.tableau))
+        count = len(self.steps.sizes)
+        for base in range((count - 1) // every * every, -1, -every):
+            chunk = [self.steps.move(n) for n in range(base, min(base + every, count))]
+            for i in range(1, len(chunk)):
+                last, size = chunk[i - 1], len(chunk[i].h)
+                theta = [row[: len(last.h)] for row in self.rows[: len(problem.theta)]]
+                with torch.no_grad(), self.solve.ambient:
+                    z = step(last.t, last.h, last.z, theta, None).z
+                chunk[i] = chunk[i]._replace(z=tuple(leaf[:size] for leaf in z))
+            for i in range(len(chunk) - 1, -1, -1):
+                yield chunk[i]
+
+    def _pull(
+        self, move: Moves, after: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Sequence[Tensor | None], Sequence[Tensor | None], int]:
+        """Through one step: the adjoint before it, gradients for rows and trained tensors, evaluations made."""
+        problem, size = self.solve.problem, len(move.h)
+        stand_ins = [
+            row[:size].detach().requires_grad_(want) for row, want in zip(self.rows, self.wanted, strict=True)
+        ]
+        count = len(problem.theta)
+        theta, times = (
+            stand_ins[:count],
+            Times(*stand_ins[count:], *([] if problem.ts is not None else [None])),
         )
+        window = None
+        if times.ts is not None and any(grad is not None for grad in self.saved):
+            window = Window.of(times.ts.detach(), move)
+        dense = any(grad is not None for grad in self.powers)
+        with torch.enable_grad(), self.solve.ambient:
+            z = tuple(leaf.detach().requires_grad_() for leaf in move.z)
+            stepped, passed = retake(problem, self.solve.prepare, move, z, theta, times, window, dense=dense)
+
+        outputs, cotangents = [*stepped.z], [*after]
         moved = move.h != 0
-        before = [
-            after if grad is None else torch.where(like(moved, (grad,))[0], grad, after)
-            for grad, after in zip(got, adjoint, strict=False)
-        ]
-        for leaf, grad in enumerate(grads.states):
+        for value, grad in zip(passed, self.saved, strict=False):
+            if grad is not None and window is not None:
+                outputs.append(value)
+                grad = grad[:size, window.low : window.high]
+                cotangents.append(torch.where(spread(window.inside, grad[:, 0]), grad, 0))
+        for value, grad in zip(stepped.dense or (), self.powers, strict=False):
             if grad is not None:
-                before[leaf] = before[leaf] + grad[number]
-        evaluations = problem.tableau.stages
-        if dense or window is not None:
-            evaluations += problem.tableau.dense_needs_end + len(problem.tableau.extra_a)
-        return before, list(got[len(z) :]), evaluations
+                outputs.append(value)
+                cotangents.append(torch.where(like(moved, (value,))[0], grad[move.source], 0))
+        linked = [pair for pair in zip(outputs, cotangents, strict=True) if pair[0].requires_grad]
+        inputs = [*z, *(leaf for leaf in stand_ins if leaf.requires_grad), *self.trained]
+        got = torch.autograd.grad(
+            [output for output, _ in linked], inputs, [grad for _, grad in linked], allow_unused=True
+        )
 
-
-def accumulate(sums: list[Tensor | None], new: Sequence[Tensor | None]) -> None:
-    """Add gradients, None standing for none."""
-    for i, grad in enumerate(new):
-        if grad is not None:
-            old = sums[i]
-            sums[i] = grad if old is None else old + grad
-
-
-def move_of(move: Moves, good: Tensor, rows: Tensor) -> Moves:
-    """The move of some of its samples."""
-    t, t_next, h, *z = (leaf.index_select(0, good) for leaf in (move.t, move.t_next, move.h, *move.z))
-    return Moves(rows, t, t_next, h, tuple(z))
+        before = []
+        for leaf, (grad, old, mask) in enumerate(zip(got, after, like(moved, z), strict=False)):
+            new = old if grad is None else torch.where(mask, grad, old)
+            state = self.states[leaf] if leaf < len(self.states) else None
+            before.append(new if state is None else new + torch.where(mask, state[move.source], 0))
+        tableau = problem.tableau
+        extra = tableau.dense_needs_end + len(tableau.extra_a) if dense or window is not None else 0
+        split = len(z) + len(self.sums)
+        return before, got[len(z) : split], got[split:], tableau.stages + extra

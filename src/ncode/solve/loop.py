@@ -193,8 +193,8 @@ def integrate(
 ) -> March:
     """Attempt until no sample is alive, showing each move to the recorders.
 
-    `steps`, where the number of attempts is known beforehand, saves asking. Once fewer than half of the samples in hand
-    are alive, the others are put aside (`compact`), at most log2(batch) times.
+    `steps`, where the number of attempts is known beforehand, saves asking. Once at most three quarters of the samples
+    in hand are alive, the others are put aside (`compact`); in all, that copies a control no more than three times.
     """
     watch = Watch(march.t.device, len(march.t))
     whole, rows = march.map(torch.clone), None
@@ -202,7 +202,7 @@ def integrate(
         alive = watch.count(march.alive) if steps is None else len(march.t) * (steps > 0)
         if alive == 0:
             break
-        if compact and steps is None and 2 * alive <= len(march.t):
+        if compact and steps is None and 4 * alive <= 3 * len(march.t):
             if rows is None:
                 whole = march.map(torch.clone)
             else:
@@ -214,7 +214,7 @@ def integrate(
         start = march
         march, h, dense, slopes = attempt(start, t1, theta)
         for recorder in recorders:
-            recorder.add(Moves(rows, start.t, march.t, h, start.z, theta, dense, slopes))
+            recorder.add(Moves(rows, start.t, march.t, h, start.z, theta, dense, slopes, start.accepted))
         if steps is not None:
             steps -= 1
     if rows is None:

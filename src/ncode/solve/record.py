@@ -1,4 +1,4 @@
-"""What the loop leaves behind: saved values, the tape that gradients are pulled along, dense output."""
+"""What the loop leaves behind: saved values and dense output. The tape for gradients has a file of its own."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ class Moves(NamedTuple):
     theta: Sequence[Tensor] = ()
     dense: State | None = None
     slopes: tuple[State, ...] = ()
+    number: Tensor | None = None  # how many steps each sample had taken before
+    source: Tensor | None = None  # on the tape: which of all attempts' rows these were
 
 
 class Recorder(Protocol):
@@ -90,24 +92,6 @@ class Saver:
 def spread(mask: Tensor, leaf: Tensor) -> Tensor:
     """A (batch, T) mask with as many dimensions as (batch, T, ...) values of this leaf."""
     return mask.reshape(*mask.shape, *[1] * (leaf.dim() - 1))
-
-
-class Tape:
-    """The accepted steps, for gradients: times and step sizes of all, states of every `every`-th."""
-
-    def __init__(self, every: int = 1):
-        self.every = every
-        self.moves: list[Moves] = []
-        self._rows: Tensor | None = None
-        self._since = 0
-
-    def add(self, moves: Moves) -> None:
-        """Keep a step. The first after samples were put aside is always kept whole."""
-        if moves.rows is not self._rows:
-            self._rows, self._since = moves.rows, 0
-        keep = self._since % self.every == 0
-        self._since += 1
-        self.moves.append(moves._replace(z=moves.z if keep else (), theta=(), dense=None, slopes=()))
 
 
 class DenseTape:

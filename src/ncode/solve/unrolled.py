@@ -20,9 +20,10 @@ from .record import Moves, Window, spread
 from .retake import Stepper, Times, retake
 from .status import Status
 from .step import Step, like
+from .tape import Even, Steps
 
 
-def planned(problem: Problem) -> list[Moves]:
+def planned(problem: Problem) -> Even:
     """The steps of a solve whose times are known numbers."""
     count, dt = problem.fixed_count, problem.dt
     assert count is not None and dt is not None and isinstance(problem.t0_given, float)
@@ -33,37 +34,44 @@ def planned(problem: Problem) -> list[Moves]:
     def full(value: float) -> Tensor:
         return torch.full_like(problem.t0, value)
 
-    return [Moves(None, full(a), full(b), full(b - a), ()) for a, b in pairwise(times)]
+    return Even([Moves(None, full(a), full(b), full(b - a), ()) for a, b in pairwise(times)], problem.batch)
 
 
 def unroll(
-    problem: Problem, moves: Sequence[Moves], prepare: Callable[[Step], Stepper], first: State | None
+    problem: Problem, steps: Steps, prepare: Callable[[Step], Stepper], first: State | None = None
 ) -> Outputs:
     """Take the steps with autograd."""
-    field, ts = problem.field, problem.ts
-    dense = problem.dense or ts is not None
+    field, order = problem.field, steps.order
+    dense = problem.dense or problem.ts is not None
     hand_on = dense and problem.tableau.dense_needs_end
-    whole: State = problem.z0
-    saved = _start(problem)
+    z = _ordered(problem.z0, order)
+    rows = _ordered(
+        (*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,))), order
+    )
+    saved = _ordered(_start(problem), order)
     states: list[State] = []
     powers: list[State] = []
     slope = first
-    rows: Tensor | None = None
-    z, theta, times = whole, problem.theta, Times(problem.t0, problem.t1, ts)
-    for move in moves:
-        if move.rows is not rows:
-            whole, rows, slope = _put(whole, rows, z), move.rows, None
-            z, theta, times = _select(problem, whole, rows)
-        window = Window.of(ts.detach(), move) if ts is not None else None
-        stepped, passed = retake(problem, prepare, move, z, theta, times, window, dense=dense, first=slope)
+    for n, size in enumerate(steps.sizes):
+        move, part = steps.move(n), tuple(leaf[:size] for leaf in z)
+        theta, times = _split(problem, [row[:size] for row in rows])
+        window = Window.of(times.ts.detach(), move) if times.ts is not None else None
+        if slope is not None:
+            slope = tuple(leaf[:size] for leaf in slope)
+        stepped, passed = retake(problem, prepare, move, part, theta, times, window, dense=dense, first=slope)
         if window is not None:
-            saved = tuple(_fill(old, new, window, rows) for old, new in zip(saved, passed, strict=True))
+            saved = tuple(_fill(old, new, window) for old, new in zip(saved, passed, strict=True))
         if problem.dense and stepped.dense is not None:
-            states.append(z[: 1 + field.driven])
+            states.append(part[: 1 + field.driven])
             powers.append(stepped.dense)
-        z, slope = stepped.z, stepped.end if hand_on else None
-    whole = _put(whole, rows, z)
-    return Outputs(whole, saved, _stack(states), _stack(powers))
+        z = tuple(
+            torch.cat([new, old[size:]]) if size < len(old) else new
+            for new, old in zip(stepped.z, z, strict=True)
+        )
+        slope = stepped.end if hand_on else None
+    if order is not None:
+        z, saved = _placed(problem.z0, order, z), _placed(_start(problem), order, saved)
+    return Outputs(z, saved, _stack(states), _stack(powers))
 
 
 def lose(outputs: Outputs, status: Tensor) -> Outputs:
@@ -87,28 +95,26 @@ def _start(problem: Problem) -> State:
     )
 
 
-def _fill(old: Tensor, new: Tensor, window: Window, rows: Tensor | None) -> Tensor:
-    columns = torch.arange(window.low, window.high, device=old.device)
-    some = old if rows is None else old[rows]
-    filled = some.index_copy(
-        1, columns, torch.where(spread(window.inside, new[:, 0]), new, some[:, window.low : window.high])
-    )
-    return filled if rows is None else old.index_copy(0, rows, filled)
+def _fill(old: Tensor, new: Tensor, window: Window) -> Tensor:
+    """The saved values with those of one step filled in."""
+    rows, columns = len(new), slice(window.low, window.high)
+    filled = torch.where(spread(window.inside, new[:, 0]), new, old[:rows, columns])
+    some = torch.cat([old[:rows, : window.low], filled, old[:rows, window.high :]], 1)
+    return torch.cat([some, old[rows:]]) if rows < len(old) else some
 
 
-def _put(whole: State, rows: Tensor | None, z: State) -> State:
-    return z if rows is None else tuple(a.index_copy(0, rows, b) for a, b in zip(whole, z, strict=True))
+def _ordered(leaves: Sequence[Tensor], order: Tensor | None) -> State:
+    return tuple(leaf if order is None else leaf.index_select(0, order) for leaf in leaves)
 
 
-def _select(problem: Problem, whole: State, rows: Tensor | None) -> tuple[State, Sequence[Tensor], Times]:
-    every = (*whole, *problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,)))
-    some = [leaf if rows is None else leaf[rows] for leaf in every]
-    n, m = len(whole), len(whole) + len(problem.theta)
-    return (
-        tuple(some[:n]),
-        tuple(some[n:m]),
-        Times(some[m], some[m + 1], some[m + 2] if problem.ts is not None else None),
-    )
+def _placed(whole: Sequence[Tensor], order: Tensor, some: Sequence[Tensor]) -> State:
+    return tuple(a.index_copy(0, order, b) for a, b in zip(whole, some, strict=True))
+
+
+def _split(problem: Problem, rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], Times]:
+    count = len(problem.theta)
+    t0, t1, *ts = rows[count:]
+    return rows[:count], Times(t0, t1, ts[0] if ts else None)
 
 
 def _stack(entries: list[State]) -> State:

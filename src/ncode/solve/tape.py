@@ -1,0 +1,192 @@
+"""The tape of accepted steps that gradients are pulled along.
+
+The loop writes down attempts, in which some samples move and others are refused or done. The tape gives back steps:
+step n of every sample side by side, whenever each was taken, with the samples in the order of how many steps they took. So
+those that take part in step n are the first `size` ones, and nothing is spent on the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .field import State
+from .record import Moves
+
+
+class _Entry(NamedTuple):
+    """One attempt on the tape; `z` holds the rows that `kept` points at (all rows where it is None)."""
+
+    moves: Moves
+    kept: Tensor | None
+    z: State
+
+
+class Tape:
+    """Records the accepted steps: times and step sizes of all, states of every `every`-th step of a sample."""
+
+    def __init__(self, every: int = 1):
+        self.every = every
+        self.entries: list[_Entry] = []
+
+    def add(self, moves: Moves) -> None:
+        """Write one attempt down. On CPU only the rows that moved are kept; on CUDA that would mean waiting."""
+        assert moves.number is not None
+        kept, z = None, moves.z
+        if self.every > 1 or moves.h.device.type == "cpu":
+            moved = moves.h != 0
+            if self.every > 1:
+                moved = moved & (moves.number % self.every == 0)
+            if not bool(moved.all()):
+                kept = moved.nonzero().flatten()
+                z = tuple(leaf.index_select(0, kept) for leaf in z)
+        self.entries.append(_Entry(moves._replace(z=(), theta=(), dense=None, slopes=()), kept, z))
+
+    def steps(self, ok: Tensor, z0: State, *, rooted: bool, narrow: bool) -> Steps:
+        """The steps of the samples that did not fail.
+
+        `rooted` leaves every sample in its place. `narrow` lets the number of samples shrink from step to step; without
+        it, a sample that has no step n stands still at its last state.
+        """
+        batch, every = len(ok), self.every
+        if self._even(batch) and (rooted or bool(ok.all())):
+            return Even([entry.moves._replace(z=entry.z) for entry in self.entries], batch)
+
+        everyone = torch.arange(batch, device=ok.device)
+        moves = [entry.moves for entry in self.entries]
+        sample = torch.cat([everyone[:0], *(everyone if m.rows is None else m.rows for m in moves)])
+        number = torch.cat([everyone[:0], *(m.number.long() for m in moves if m.number is not None)])
+        h = torch.cat([z0[0].new_zeros(0, dtype=torch.float64), *(m.h for m in moves)])
+        took = ((h != 0) & (ok[sample] | rooted)).nonzero().flatten()
+        sample, number = sample[took], number[took]
+        counts = torch.bincount(sample, minlength=batch)
+        sizes: list[int] = torch.bincount(number).tolist()
+        order = (
+            None
+            if rooted
+            else torch.argsort(counts, descending=True, stable=True)[: sizes[0] if sizes else 0]
+        )
+        if not narrow or rooted:
+            sizes = [batch if rooted else sizes[0]] * len(sizes)
+
+        rank = (
+            everyone
+            if order is None
+            else torch.zeros_like(everyone).scatter_(0, order, everyone[: len(order)])
+        )
+        rank, counts = rank[sample], counts if order is None else counts[order]
+        states, position = self._states(z0)
+        held = number % every == 0
+        return Uneven(
+            sizes,
+            order,
+            counts,
+            times=tuple(torch.cat([getattr(m, name) for m in moves]) for name in ("t", "t_next", "h")),
+            where=_table(rank, number, took, len(sizes), torch.zeros_like(counts)),
+            states=states,
+            # A sample that never moved stands at its start.
+            kept=_table(
+                rank[held],
+                number[held] // every,
+                position[took[held]],
+                -(-len(sizes) // every),
+                len(states[0]) - batch + (everyone if order is None else order),
+            ),
+            every=every,
+        )
+
+    def _even(self, batch: int) -> bool:
+        """Whether every attempt moved every sample, so that attempts are steps."""
+        if self.every > 1 or any(e.moves.rows is not None or e.kept is not None for e in self.entries):
+            return False
+        return not self.entries or bool(torch.stack([(e.moves.h != 0).all() for e in self.entries]).all())
+
+    def _states(self, z0: State) -> tuple[State, Tensor]:
+        """All kept states in one row after the other, z0 last; and where the state of each attempt's row lies."""
+        device, places, base = z0[0].device, [], 0
+        for entry in self.entries:
+            place = torch.zeros(len(entry.moves.h), dtype=torch.long, device=device)
+            count = len(entry.z[0])
+            rows = torch.arange(base, base + count, device=device)
+            places.append(rows if entry.kept is None else place.scatter_(0, entry.kept, rows))
+            base += count
+        states = tuple(
+            torch.cat([*(e.z[i] for e in self.entries), leaf.detach()]) for i, leaf in enumerate(z0)
+        )
+        return states, torch.cat([torch.zeros(0, dtype=torch.long, device=device), *places])
+
+
+def _table(rank: Tensor, number: Tensor, value: Tensor, height: int, empty: Tensor) -> Tensor:
+    """(height, ranks): value at (number, rank), and below a rank's last entry that entry again; `empty` where none."""
+    table = torch.zeros(height, len(empty), dtype=torch.long, device=empty.device)
+    filled = torch.zeros_like(table, dtype=torch.bool)
+    table[number, rank], filled[number, rank] = value, True
+    depth = filled.sum(0)
+    last = (
+        torch.where(depth > 0, table.gather(0, (depth - 1).clamp_min(0)[None])[0], empty) if height else empty
+    )
+    return torch.where(filled, table, last)
+
+
+class Steps(Protocol):
+    """Steps of samples side by side, from the first."""
+
+    @property
+    def order(self) -> Tensor | None:
+        """Which samples they are; None for all in their places."""
+        ...
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many samples take part in each step: the first ones in that order."""
+        ...
+
+    def move(self, n: int) -> Moves:
+        """Step n, with its states where they were kept."""
+        ...
+
+
+@dataclass(frozen=True)
+class Even:
+    """All samples took the same number of steps, and none was refused."""
+
+    moves: list[Moves]
+    batch: int
+    order: None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.batch] * len(self.moves)
+
+    def move(self, n: int) -> Moves:
+        source = torch.arange(n * self.batch, (n + 1) * self.batch, device=self.moves[n].h.device)
+        return self.moves[n]._replace(source=source)
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """Steps that are gathered from attempts as they are asked for."""
+
+    sizes: list[int]
+    order: Tensor | None
+    counts: Tensor  # of steps, in that order
+    times: tuple[Tensor, ...]  # t, t_next and h of all attempts' rows
+    where: Tensor  # (steps, samples): which of those rows
+    states: State
+    kept: Tensor  # (steps / every, samples): which row of the states
+    every: int
+
+    def move(self, n: int) -> Moves:
+        size = self.sizes[n]
+        moving = n < self.counts[:size]
+        source = self.where[n, :size]
+        t, t_next, h = (time[source] for time in self.times)
+        z: State = ()
+        if n % self.every == 0:
+            z = tuple(leaf.index_select(0, self.kept[n // self.every, :size]) for leaf in self.states)
+        return Moves(
+            None, torch.where(moving, t, t_next), t_next, torch.where(moving, h, 0.0), z, source=source
+        )
