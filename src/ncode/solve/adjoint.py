@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from .ambient import Ambient
-from .field import Field, State
+from .field import Field, Slope, State
 from .forward import begin
 from .join import Outputs
 from .loop import Attempt, March, integrate
@@ -58,10 +58,13 @@ class Augmented:
         parts = self.field.parts[: 2 if self.field.driven else 1]
         return (*parts, *(slice(p.start + self.width, p.stop + self.width) for p in parts))
 
-    def __call__(self, t: Tensor, z: State, theta: Sequence[Tensor]) -> State:
-        z, a = z[: self.width], z[self.width :]
+    def bind(self, theta: Sequence[Tensor]) -> Slope:
+        """d(z, a)/dt as a function of (t, (z, a))."""
+        return lambda t, state: self._slope(t, state[: self.width], state[self.width :], theta)
+
+    def _slope(self, t: Tensor, z: State, a: State, constants: Sequence[Tensor]) -> State:
         z = tuple(leaf.detach().requires_grad_() for leaf in z)
-        slope, cotangents = self.slope(t, z, a, theta)
+        slope, cotangents = self.slope(t, z, a, constants)
         pulled = pull(slope, z, cotangents)
         minus = tuple(
             torch.zeros_like(leaf) if grad is None else -grad for leaf, grad in zip(z, pulled, strict=True)
@@ -73,7 +76,7 @@ class Augmented:
         *theta, c = constants
         full = (*z, torch.zeros_like(c)) if self.field.cost is not None else z
         with torch.enable_grad(), self.ambient:
-            slope = self.field(t, full, theta)
+            slope = self.field.bind(theta)(t, full)
         return slope, (*a, c) if self.field.cost is not None else a
 
 
@@ -214,7 +217,7 @@ class Adjoint:
         """Solve (z, a) from t to the goal."""
         step, problem, width = attempt.step, self.problem, len(z)
         state = (*z, *a)
-        slope = step.field(t.to(step.field.dtype), state, constants)
+        slope = step.field.bind(constants)(t.to(step.field.dtype), state)
         march: March = begin(step, problem, t, goal, state, constants, slope)
         march = integrate(attempt, march, goal, constants, [quadrature], compact=not self.rooted)
         failed = (march.status != Status.OK).nonzero().flatten().tolist()

@@ -116,7 +116,7 @@ def solve(
 def _solve_planned(problem: Problem, theta: Control, throw: bool) -> Solution:
     """Steps that are known beforehand, as a plain graph: no value is looked at on the way."""
     field = problem.field
-    slope = field(problem.t0.to(field.dtype), problem.z0, problem.theta)
+    slope = field.bind(problem.theta)(problem.t0.to(field.dtype), problem.z0)
     check_slope(field, problem.z0, slope)
     steps = planned(problem)
     moves = steps.moves

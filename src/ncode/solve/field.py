@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 State = tuple[Tensor, ...]
+Slope = Callable[[Tensor, State], State]
 Control = Any  # None, a tensor, or a nested tuple, list or dict of tensors
 Dynamics = Callable[[Tensor, Tensor, Any], Tensor]
 Feedback = Callable[[Tensor, Tensor, Any], Any]
@@ -39,8 +40,8 @@ class RightHandSide(Protocol):
         """The parts of z whose errors are judged apart."""
         ...
 
-    def __call__(self, t: Tensor, z: State, theta: Sequence[Tensor]) -> State:
-        """dz/dt."""
+    def bind(self, theta: Sequence[Tensor]) -> Slope:
+        """dz/dt as a function of (t, z), under these constants."""
         ...
 
 
@@ -66,19 +67,21 @@ class Field:
         cost = (slice(1 + self.driven, 2 + self.driven),) if self.cost is not None else ()
         return (slice(0, 1), *theta, *cost)
 
-    def control(self, z: State, theta: Sequence[Tensor]) -> Control:
-        """Theta as the user gave it, from the state or, if nothing drives it, from the constant leaves."""
-        return self.nest(z[1 : 1 + self.driven] if self.driven else theta)
-
     def nest(self, leaves: Sequence[Tensor]) -> Control:
         """Leaves of theta, nested as the user nested them."""
         return None if self.spec is None else pytree.tree_unflatten(leaves, self.spec)
 
-    def __call__(self, t: Tensor, z: State, theta: Sequence[Tensor]) -> State:
-        x, control = z[0], self.control(z, theta)
-        slopes = [self.dynamics(t, x, control)]
-        if self.feedback is not None:
-            slopes.extend(pytree.tree_leaves(self.feedback(t, x, control)))
-        if self.cost is not None:
-            slopes.append(self.cost(t, x, control))
-        return tuple(slopes)
+    def bind(self, theta: Sequence[Tensor]) -> Slope:
+        """dz/dt as a function of (t, z); theta holds the control's leaves where nothing drives it."""
+        constant = None if self.driven else self.nest(theta)
+
+        def slope(t: Tensor, z: State) -> State:
+            x, control = z[0], self.nest(z[1 : 1 + self.driven]) if self.driven else constant
+            slopes = [self.dynamics(t, x, control)]
+            if self.feedback is not None:
+                slopes.extend(pytree.tree_leaves(self.feedback(t, x, control)))
+            if self.cost is not None:
+                slopes.append(self.cost(t, x, control))
+            return tuple(slopes)
+
+        return slope

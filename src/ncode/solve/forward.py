@@ -32,7 +32,7 @@ def look(problem: Problem) -> Touched:
     field = problem.field
 
     def checked(t: Tensor, z: State, theta: Sequence[Tensor]) -> State:
-        slope = field(t, z, theta)
+        slope = field.bind(theta)(t, z)
         check_slope(field, z, slope)
         return slope
 

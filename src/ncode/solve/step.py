@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -53,37 +54,48 @@ class Step:
         self, t: Tensor, h: Tensor, z: State, theta: Sequence[Tensor], first: State | None = None
     ) -> Stepped:
         tableau, dtype = self.tableau, self.field.dtype
-        hs = like(h.to(dtype), z)
+        hs, slope = like(h.to(dtype), z), self.field.bind(theta)
+        times = self._times(t, h)
 
-        def slope(c: float, at: State) -> State:
-            return self.field((t + c * h if c else t).to(dtype), at, theta)
-
-        slopes = [slope(0.0, z) if first is None else first]
-        for c, row in zip(tableau.c[1:], tableau.a[1:], strict=True):
-            slopes.append(slope(c, advance(z, hs, slopes, row)))
+        slopes = [slope(times[0], z) if first is None else first]
+        for time, row in zip(times[1:], tableau.a[1:], strict=False):
+            slopes.append(slope(time, advance(z, hs, slopes, row)))
         z1 = advance(z, hs, slopes, tableau.b)
+        kept = tuple(slopes) if self.slopes else ()
 
-        end = slope(1.0, z1) if self.needs_end else None
+        end = slope(times[tableau.stages], z1) if self.needs_end else None
         if end is not None:
             slopes.append(end)
         rows = (row for row in (tableau.error, tableau.error_low) if row) if self.estimate else ()
-        errors = tuple(tuple(hl * e for hl, e in zip(hs, weigh(slopes, row), strict=True)) for row in rows)
-        kept = tuple(slopes[: tableau.stages]) if self.slopes else ()
-        return Stepped(z1, end, errors, self._dense(slopes, slope, z, hs) if self.dense else None, kept)
+        errors = tuple(weigh(slopes, row, hs) for row in rows)
+        dense = None
+        if self.dense:
+            for time, row in zip(times[tableau.stages + 1 :], tableau.extra_a, strict=True):
+                slopes.append(slope(time, advance(z, hs, slopes, row)))
+            dense = self._dense(slopes, hs)
+        return Stepped(z1, end, errors, dense, kept)
 
-    def _dense(self, slopes: list[State], slope, z: State, hs: Sequence[Tensor]) -> State:
+    def _times(self, t: Tensor, h: Tensor) -> Sequence[Tensor]:
+        """The times of the stages, of the end and of dense output's further stages."""
+        tableau = self.tableau
+        nodes = (*tableau.c, 1.0, *(tableau.extra_c if self.dense else ()))
+        if torch.compiler.is_compiling():
+            return [(t + c * h).to(self.field.dtype) for c in nodes]
+        # All at once: in eager mode each small operation counts.
+        return torch.addcmul(t, _column(nodes, t.dtype, t.device), h).to(self.field.dtype).unbind()
+
+    def _dense(self, slopes: Sequence[State], hs: Sequence[Tensor]) -> State:
         """Coefficients of the powers of sigma, for x and the driven control (the cost is not interpolated)."""
-        for c, row in zip(self.tableau.extra_c, self.tableau.extra_a, strict=True):
-            slopes.append(slope(c, advance(z, hs, slopes, row)))
-        powers = len(self.tableau.dense[0])
         shown = 1 + self.field.driven
-        columns = [
-            weigh([k[:shown] for k in slopes], tuple(row[q] for row in self.tableau.dense))
-            for q in range(powers)
-        ]
-        return tuple(
-            torch.stack([hs[leaf] * column[leaf] for column in columns], dim=1) for leaf in range(shown)
-        )
+        slopes, hs = [k[:shown] for k in slopes], hs[:shown]
+        columns = [weigh(slopes, column, hs) for column in zip(*self.tableau.dense, strict=True)]
+        return tuple(torch.stack(leaves, dim=1) for leaves in zip(*columns, strict=True))
+
+
+@lru_cache
+def _column(nodes: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers as a column on the device, made once: making it anew would wait for the GPU."""
+    return torch.tensor(nodes, dtype=dtype, device=device)[:, None]
 
 
 def like(h: Tensor, z: State) -> tuple[Tensor, ...]:
@@ -91,21 +103,24 @@ def like(h: Tensor, z: State) -> tuple[Tensor, ...]:
     return tuple(h.reshape(-1, *[1] * (leaf.dim() - 1)) for leaf in z)
 
 
-def weigh(slopes: Sequence[State], row: Sequence[float]) -> State:
-    """sum_i row_i * slope_i, leaf by leaf."""
-    used = [(w, k) for w, k in zip(row, slopes, strict=False) if w]
-    (w0, k0), rest = used[0], used[1:]
-    sums = [leaf * w0 if w0 != 1.0 else leaf for leaf in k0]
+def total(slopes: Sequence[State], row: Sequence[float]) -> tuple[float, State]:
+    """sum_i row_i * slope_i, as a factor and a sum: taking the first weight out saves an operation."""
+    (w0, sums), *rest = [(w, k) for w, k in zip(row, slopes, strict=False) if w]
     for w, k in rest:
-        sums = [torch.add(s, leaf, alpha=w) for s, leaf in zip(sums, k, strict=True)]
-    return tuple(sums)
+        sums = tuple(torch.add(s, leaf, alpha=w / w0) for s, leaf in zip(sums, k, strict=True))
+    return w0, sums
+
+
+def weigh(slopes: Sequence[State], row: Sequence[float], hs: Sequence[Tensor]) -> State:
+    """h * sum_i row_i * slope_i."""
+    factor, sums = total(slopes, row)
+    return tuple(s * (h * factor) for s, h in zip(sums, hs, strict=True))
 
 
 def advance(z: State, hs: Sequence[Tensor], slopes: Sequence[State], row: Sequence[float]) -> State:
     """z + h * sum_i row_i * slope_i."""
-    return tuple(
-        torch.addcmul(leaf, h, total) for leaf, h, total in zip(z, hs, weigh(slopes, row), strict=True)
-    )
+    factor, sums = total(slopes, row)
+    return tuple(torch.addcmul(leaf, h, s, value=factor) for leaf, h, s in zip(z, hs, sums, strict=True))
 
 
 def evaluate(z: State, coefficients: State, sigma: Tensor) -> State:

@@ -126,7 +126,7 @@ def first_step(
     h0 = torch.minimum(h0, span.abs()) * span.sign()
 
     hs = like(h0.to(field.dtype), z)
-    probe = field((t0 + h0).to(field.dtype), advance(z, hs, [slope], (1.0,)), theta)
+    probe = field.bind(theta)((t0 + h0).to(field.dtype), advance(z, hs, [slope], (1.0,)))
     change = tuple(b - a for a, b in zip(slope, probe, strict=True))
     d2 = size(change) / h0.abs()
     steepest = torch.maximum(d1, d2)

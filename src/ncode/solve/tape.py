@@ -1,8 +1,8 @@
 """The tape of accepted steps that gradients are pulled along.
 
 The loop writes down attempts, in which some samples move and others are refused or done. The tape gives back steps:
-step n of every sample side by side, whenever each was taken, with the samples in the order of how many steps they took. So
-those that take part in step n are the first `size` ones, and nothing is spent on the others.
+step n of every sample side by side, whenever each was taken, with the samples in the order of how many steps they took.
+So those that take part in step n are the first `size` ones, and nothing is spent on the others.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Measures ncode beside torchdiffeq, torchode and diffrax: `python -m benchmarks --help`."""

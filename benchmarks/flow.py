@@ -1,0 +1,100 @@
+"""A flow: dx/dt = f(t, x, weights) from 0 to t1, and a training step on the mean square of x(t1).
+
+Most workloads are flows, and every library knows how to enter one.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import ncode
+
+from .contest import Aim, Contest, Entry, Outcome, Settings, Skip
+
+PEERS = ("torchdiffeq", "torchode", "diffrax")
+TorchField = Callable[[Any, Tensor, Sequence[Tensor]], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """A problem, with its dynamics written in the ways that may be fastest for someone.
+
+    `x0` is (batch, features) and the weights (batch, ...), or, where they are shared, of any shape: float64, on the CPU.
+    """
+
+    x0: Tensor
+    weights: Sequence[Tensor]
+    torch_fields: Mapping[str, TorchField]  # of a batch
+    jax_fields: Mapping[str, Callable[..., Any]]  # of one sample
+    shared: bool = False  # one set of weights for all samples; gradients then go to the weights alone
+    t1: float = 1.0
+    dt: float | None = None  # fixed steps
+    rtol: float = 1e-3
+    atol: float = 1e-6
+    compiled: Sequence[str] | None = None  # the torch fields that are worth compiling; None for all
+    ours: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # rows of ours: arguments for solve
+
+    def leaves(self, device: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """x0 and the weights, where and as the libraries get them."""
+        x0 = self.x0.to(device, dtype).requires_grad_(not self.shared)
+        return x0, tuple(w.to(device, dtype).requires_grad_() for w in self.weights)
+
+    @property
+    def steps(self) -> int | None:
+        """How many steps there are, where they are fixed."""
+        return None if self.dt is None else round(self.t1 / self.dt)
+
+
+def loss_of(x1: Any) -> Any:
+    """The mean square, of a torch or of a jax array."""
+    return (x1 * x1).mean()
+
+
+def gradients(x1: Tensor, x0: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """A training step's second half: the loss, and its gradient for whatever wants one."""
+    loss = loss_of(x1)
+    wanted = [leaf for leaf in (x0, *weights) if leaf.requires_grad]
+    return loss.detach(), torch.autograd.grad(loss, wanted)
+
+
+def read(result: tuple[Tensor, Sequence[Tensor]]) -> Outcome:
+    """A torch step's result."""
+    loss, grads = result
+    return Outcome(float(loss), [grad.detach().double().cpu() for grad in grads])
+
+
+def reference(flow: Flow) -> Outcome:
+    """The answer in float64 at a tight tolerance. A wrong one would show as disagreement with every peer."""
+    x0, weights = flow.leaves("cpu", torch.float64)
+    f = next(iter(flow.torch_fields.values()))
+    if flow.shared:
+        sol = ncode.solve(lambda t, x, _: f(t, x, weights), x0, 0.0, flow.t1, **TIGHT)
+    else:
+        sol = ncode.solve(f, x0, 0.0, flow.t1, theta=weights, **TIGHT)
+    return read(gradients(sol.x, x0, weights))
+
+
+TIGHT: dict[str, Any] = {"method": "dopri8", "rtol": 1e-10, "atol": 1e-10}
+
+
+def compete(flow: Flow, settings: Settings, aims: Sequence[Aim] = (), **tolerances: float) -> Contest:
+    """Every library's entries for a flow; those that are not installed are skipped, and say so."""
+    skipped: dict[str, str] = {}
+    entries: list[Entry] = []
+    for library in ("ours", *PEERS):
+        if library != "ours" and settings.peers is not None and library not in settings.peers:
+            continue
+        try:
+            module = importlib.import_module(f"benchmarks.libraries.{library}")
+            entries += module.entries(flow, settings)
+        except ModuleNotFoundError as missing:
+            skipped[library] = f"{missing.name} is not installed"
+        except Skip as reason:
+            skipped[library] = str(reason)
+    return Contest(entries, reference(flow), aims, skipped, **tolerances)
