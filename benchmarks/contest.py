@@ -78,7 +78,7 @@ class Contest:
     gradient_tolerance: float = 0.1
 
 
-class Skip(Exception):  # noqa: N818 - not an error
+class Skip(Exception):
     """Raised by a library that cannot take part here; says why."""
 
 

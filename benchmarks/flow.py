@@ -25,7 +25,7 @@ TorchField = Callable[[Any, Tensor, Sequence[Tensor]], Tensor]
 class Flow:
     """A problem, with its dynamics written in the ways that may be fastest for someone.
 
-    `x0` is (batch, features) and the weights (batch, ...), or, where they are shared, of any shape: float64, on the CPU.
+    `x0` is (batch, features) and the weights (batch, ...), or, where they are shared, of any shape: float64, on CPU.
     """
 
     x0: Tensor
@@ -42,8 +42,8 @@ class Flow:
 
     def leaves(self, device: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, tuple[Tensor, ...]]:
         """x0 and the weights, where and as the libraries get them."""
-        x0 = self.x0.to(device, dtype).requires_grad_(not self.shared)
-        return x0, tuple(w.to(device, dtype).requires_grad_() for w in self.weights)
+        x0, *weights = (leaf.to(device, dtype, copy=True) for leaf in (self.x0, *self.weights))
+        return x0.requires_grad_(not self.shared), tuple(w.requires_grad_() for w in weights)
 
     @property
     def steps(self) -> int | None:

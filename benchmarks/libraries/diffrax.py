@@ -97,8 +97,7 @@ def _build(
         (_, steps), _ = run()
         counts = STAGES * steps + (2 if flow.dt is None else 1)
         most = None if together else float(jnp.max(counts))
-        backward = 0 if isinstance(adjoint, diffrax.RecursiveCheckpointAdjoint) else None
-        return Nfe(float(jnp.mean(counts)), most, backward)
+        return Nfe(float(jnp.mean(counts)), most)
 
     def memory() -> int | None:
         analysis = step.memory_analysis()

@@ -1,6 +1,28 @@
 """Neural ODEs whose parameters depend on the data: controlled dynamics, controllers and a solver for both."""
 
+from . import control, costs, dynamics
 from ._version import __version__
+from .block import NCODE
+from .control import ClosedLoop, DataControl, Hebbian, OpenLoop, Static, TimeVarying
 from .solve import PID, InputError, Solution, SolveError, Stats, Status, solve
 
-__all__ = ["PID", "InputError", "Solution", "SolveError", "Stats", "Status", "__version__", "solve"]
+__all__ = [
+    "NCODE",
+    "PID",
+    "ClosedLoop",
+    "DataControl",
+    "Hebbian",
+    "InputError",
+    "OpenLoop",
+    "Solution",
+    "SolveError",
+    "Static",
+    "Stats",
+    "Status",
+    "TimeVarying",
+    "__version__",
+    "control",
+    "costs",
+    "dynamics",
+    "solve",
+]

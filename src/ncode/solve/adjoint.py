@@ -66,9 +66,7 @@ class Augmented:
         z = tuple(leaf.detach().requires_grad_() for leaf in z)
         slope, cotangents = self.slope(t, z, a, constants)
         pulled = pull(slope, z, cotangents)
-        minus = tuple(
-            torch.zeros_like(leaf) if grad is None else -grad for leaf, grad in zip(z, pulled, strict=True)
-        )
+        minus = tuple(torch.zeros_like(leaf) if grad is None else -grad for leaf, grad in zip(z, pulled, strict=True))
         return (*(k.detach() for k in slope[: self.width]), *minus)
 
     def slope(self, t: Tensor, z: State, a: State, constants: Sequence[Tensor]) -> tuple[State, State]:
@@ -80,9 +78,7 @@ class Augmented:
         return slope, (*a, c) if self.field.cost is not None else a
 
 
-def pull(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]
-) -> Sequence[Tensor | None]:
+def pull(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
     """Vector-Jacobian products, None where nothing depends on an input."""
     linked = [(out, cot) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
     if not linked or not inputs:
@@ -107,9 +103,7 @@ class Quadrature:
         tableau, width = self.step.tableau, self.system.width
         hs = like(moves.h.to(self.system.dtype), moves.z)
         *theta, c = moves.theta
-        theta = [
-            leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex()) for leaf in theta
-        ]
+        theta = [leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex()) for leaf in theta]
         inputs = [*(leaf for leaf in theta if leaf.requires_grad), *self.trained]
         for i, (node, weight, row) in enumerate(zip(tableau.c, tableau.b, tableau.a, strict=True)):
             if not weight:
@@ -119,9 +113,7 @@ class Quadrature:
             slope, cotangents = self.system.slope(t, state[:width], state[width:], (*theta, c))
             # The solve runs backward, so h is negative where time went forward: the integral has the opposite sign.
             weights = like((-weight * moves.h).to(self.system.dtype), cotangents)
-            got = iter(
-                pull(slope, inputs, tuple(w * cot for w, cot in zip(weights, cotangents, strict=True)))
-            )
+            got = iter(pull(slope, inputs, tuple(w * cot for w, cot in zip(weights, cotangents, strict=True))))
             self.calls += 1
             for number, leaf in enumerate(theta):
                 grad = next(got) if leaf.requires_grad else None
@@ -178,18 +170,12 @@ class Adjoint:
         grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None else None
         columns = range(problem.ts.shape[1] - 1, -1, -1) if problem.ts is not None else ()
         for column in (*columns, None):
-            goal = (
-                t0
-                if column is None or problem.ts is None
-                else torch.where(ok, problem.ts.detach()[:, column], t0)
-            )
+            goal = t0 if column is None or problem.ts is None else torch.where(ok, problem.ts.detach()[:, column], t0)
             z, a, evaluations = self._go(attempt, quadrature, t, goal, z, a, constants)
             spent, t = spent + evaluations, goal
             if column is not None and grad_ts is not None:
                 jump = [
-                    torch.zeros_like(leaf)
-                    if grad is None
-                    else torch.where(like(ok, (leaf,))[0], grad[:, column], 0)
+                    torch.zeros_like(leaf) if grad is None else torch.where(like(ok, (leaf,))[0], grad[:, column], 0)
                     for leaf, grad in zip(a, grads.saved, strict=True)
                 ]
                 z = [

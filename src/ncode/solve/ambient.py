@@ -12,9 +12,7 @@ class Ambient:
 
     def __init__(self, device: torch.device):
         kinds = {device.type, "cpu"}
-        self.modes = [
-            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in sorted(kinds)
-        ]
+        self.modes = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in sorted(kinds)]
         self.stack = ExitStack()
 
     def __enter__(self) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .adjoint import Adjoint
 from .ambient import Ambient
-from .compiled import prepare_attempt, prepare_step
 from .discrete import Discrete
 from .field import Control, Cost, Dynamics, Feedback
 from .forward import look, run
@@ -26,7 +25,6 @@ from .problem import (
     transforming,
 )
 from .record import Moves
-from .retake import plain
 from .solution import Dense, Solution, Stats
 from .status import InputError, SolveError, Status
 from .stepsize import PID
@@ -120,10 +118,8 @@ def _solve_planned(problem: Problem, theta: Control, throw: bool) -> Solution:
     check_slope(field, problem.z0, slope)
     steps = planned(problem)
     moves = steps.moves
-    outputs = unroll(problem, steps, plain, slope)
-    finite = torch.stack(
-        [leaf.detach().isfinite().reshape(problem.batch, -1).all(1) for leaf in outputs.z]
-    ).all(0)
+    outputs = unroll(problem, steps, slope)
+    finite = torch.stack([leaf.detach().isfinite().reshape(problem.batch, -1).all(1) for leaf in outputs.z]).all(0)
     codes = torch.where(finite, Status.MAX_STEPS if problem.fixed_short else Status.OK, Status.NOT_FINITE).to(
         torch.int32
     )
@@ -136,9 +132,7 @@ def _solve_planned(problem: Problem, theta: Control, throw: bool) -> Solution:
     return _finish(problem, theta, lose(outputs, codes), stats, codes, problem.t1.detach(), times, throw)
 
 
-def _solve(
-    problem: Problem, theta: Control, gradient: str, compile: bool, every: int, throw: bool
-) -> Solution:
+def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every: int, throw: bool) -> Solution:
     """A forward pass without autograd, then whatever the gradient needs."""
     if any(mapped(leaf) for leaf in (*problem.z0, *problem.theta, problem.t0, problem.t1)):
         raise InputError(
@@ -156,7 +150,7 @@ def _solve(
     tape = Tape(every if gradient == "discrete" else 1) if grad and gradient != "adjoint" else None
     rooted = touched.has_rows(problem.batch)
     with torch.no_grad():
-        forward = run(problem, touched, [tape] if tape is not None else [], prepare_attempt(compile))
+        forward = run(problem, touched, [tape] if tape is not None else [], compile=compile)
     march = forward.march
     stats = Stats(forward.nfe, march.accepted, march.rejected)
     times, states, powers = None, (), ()
@@ -164,16 +158,7 @@ def _solve(
         times, states, powers = _knots(forward.dense.moves), *forward.dense.stacked()
     outputs = Outputs(march.z, forward.saved, states, powers)
     if grad and gradient == "discrete" and tape is not None:
-        job = Discrete(
-            problem,
-            rooted,
-            True,
-            prepare_step(compile),
-            tape,
-            march.status,
-            stats,
-            Ambient(problem.t0.device),
-        )
+        job = Discrete(problem, touched, compile, tape, march.status, stats, Ambient(problem.t0.device))
         outputs = join(job, problem, trained, outputs)
     elif grad and gradient == "adjoint":
         z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (march.z, forward.saved))
@@ -181,13 +166,9 @@ def _solve(
         outputs = join(job, problem, trained, outputs)
     elif grad and tape is not None:
         ok = march.status == Status.OK
-        steps = tape.steps(ok, problem.z0, rooted=rooted or problem.dense, narrow=not problem.dense)
-        outputs = lose(unroll(problem, steps, prepare_step(compile)), march.status)
-        times = (
-            _knots([steps.move(n) for n in range(len(steps.sizes))])
-            if problem.dense and steps.sizes
-            else None
-        )
+        steps = tape.steps(ok, problem.z0, rooted=rooted or problem.dense)
+        outputs = lose(unroll(problem, steps), march.status)
+        times = _knots([steps.move(n) for n in range(len(steps.sizes))]) if problem.dense and steps.sizes else None
     return _finish(problem, theta, outputs, stats, march.status, march.t, times, throw)
 
 
@@ -238,8 +219,7 @@ def _empty(problem: Problem) -> Solution:
         ()
         if ts is None
         else tuple(
-            leaf[:, None].expand(-1, ts.shape[1], *leaf.shape[1:])
-            for leaf in problem.z0[: 1 + problem.field.driven]
+            leaf[:, None].expand(-1, ts.shape[1], *leaf.shape[1:]) for leaf in problem.z0[: 1 + problem.field.driven]
         )
     )
     theta = problem.field.nest(problem.theta)

@@ -1,74 +1,123 @@
-"""Compiling the attempt and the step, once for each system and shape.
+"""Compiling the two things that take the time: an attempt, and pulling a gradient through a step.
 
-torch.compile keeps what it compiled with a function's code and gives up after a few versions of one code. So every system
-gets a copy of the code of its own, and systems are recognised by what they do: a fresh lambda over the same things is the
-same system.
+Each is a pure function of tensors. It is traced once for a shape (its backward included), what it touches outside is
+turned into arguments, and the graph is compiled by TorchInductor. On CUDA the compiled graph is recorded as a CUDA
+graph as well, so that an attempt costs one launch. As with any traced function, Python values that the dynamics read
+are fixed when they are first compiled; tensors are not.
 """
 
 from __future__ import annotations
 
 import types
+import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .field import Field
-from .loop import Attempt
 from .step import Step
 
-_LIMIT = 64  # systems kept, the least recently used are forgotten
-_kept: OrderedDict[Hashable, tuple[Any, Callable[..., Any]]] = OrderedDict()
+LADDER = 4  # compiled batches shrink by this factor: every rung is a shape of its own
+_LIMIT = 64  # graphs kept; the least recently used are forgotten
+_kept: OrderedDict[Hashable, tuple[Any, Graph]] = OrderedDict()
 
 
-def prepare_attempt(compile: bool) -> Callable[[Attempt], Callable[..., Any]]:
-    """What `run` does with an attempt."""
-    return _compiled_attempt if compile else lambda attempt: attempt
+class Graph:
+    """A compiled function of (tensors, tensors from outside)."""
+
+    def __init__(self, function: Callable[..., Any], tensors: Sequence[Tensor], outside: Sequence[Tensor]):
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        self.spec: Any = None
+        self.missing: list[bool] = []
+
+        def flat(*inputs: Tensor) -> list[Tensor]:
+            leaves, self.spec = pytree.tree_flatten(function(*inputs))
+            self.missing = [leaf is None for leaf in leaves]
+            # An output that is an input would tie the two together.
+            return [leaf.clone() if any(leaf is i for i in inputs) else leaf for leaf in leaves if leaf is not None]
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            graph = make_fx(flat)(*tensors)
+            _lift(graph, outside)
+            with torch.no_grad():
+                self.call: Any = torch._inductor.compile(graph, [*tensors, *outside])
+
+    def __call__(self, tensors: Sequence[Tensor], outside: Sequence[Tensor]) -> Any:
+        found = iter(self.call(*tensors, *outside))
+        return pytree.tree_unflatten([None if none else next(found) for none in self.missing], self.spec)
 
 
-def prepare_step(compile: bool) -> Callable[[Step], Callable[..., Any]]:
-    """What backward does with a step."""
-    return _compiled_step if compile else lambda step: step
+def _lift(graph: torch.fx.GraphModule, outside: Sequence[Tensor]) -> None:
+    """Turn tensors that the graph holds into arguments, in the order of `outside`."""
+    first = next(node for node in graph.graph.nodes if node.op != "placeholder")
+    with graph.graph.inserting_before(first):
+        arguments = [graph.graph.placeholder(f"outside_{i}") for i in range(len(outside))]
+    places = {id(tensor): i for i, tensor in enumerate(outside)}
+    for node in list(graph.graph.nodes):
+        if node.op == "get_attr":
+            place = places.get(id(getattr(graph, node.target)))
+            if place is not None:
+                node.replace_all_uses_with(arguments[place])
+                graph.graph.erase_node(node)
+    graph.recompile()
 
 
-def _compiled_attempt(attempt: Attempt) -> Callable[..., Any]:
-    settings = (attempt.pid, attempt.tolerance, attempt.fixed, attempt.together, attempt.max_steps)
-    return _once(("attempt", *_identity_of_step(attempt.step), *settings), attempt)
-
-
-def _compiled_step(step: Step) -> Callable[..., Any]:
-    return _once(("step", *_identity_of_step(step)), step)
-
-
-def _once(key: Hashable, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function unless one of the same identity was compiled before."""
+def graph_of(
+    key: Hashable, function: Callable[..., Any], tensors: Sequence[Tensor], outside: Sequence[Tensor]
+) -> Graph:
+    """The graph of a function for these shapes, compiled unless it was before."""
+    key = (key, _shapes(tensors), _shapes(outside), _autocast(tensors[0].device))
     if key in _kept:
         _kept.move_to_end(key)
         return _kept[key][1]
-
-    def call(*args: Any) -> Any:
-        return function(*args)
-
-    own = types.FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
-    compiled = torch.compile(own)
-    _kept[key] = function, compiled  # holding the function keeps the ids in its key from being reused
+    graph = Graph(function, tensors, outside)
+    _kept[key] = function, graph  # holding the function keeps the ids in its key from being used again
     while len(_kept) > _LIMIT:
         _kept.popitem(last=False)
-    return compiled
+    return graph
 
 
-def _identity_of_step(step: Step) -> tuple[Hashable, ...]:
+def rung(batch: int, size: int) -> int:
+    """The smallest compiled batch that holds this many samples."""
+    while -(-batch // LADDER) >= size and batch > LADDER:
+        batch = -(-batch // LADDER)
+    return batch
+
+
+def identity(step: Step) -> Hashable:
+    """Equal for steps that do the same."""
     field = step.field
     assert isinstance(field, Field)
     functions = tuple(_identity(function) for function in (field.dynamics, field.feedback, field.cost))
-    return (*functions, str(field.spec), field.dtype, step.tableau.name, step.estimate, step.dense, step.slopes)
+    return functions, str(field.spec), field.dtype, step.tableau.name, step.estimate, step.dense, step.slopes
 
 
 def _identity(function: Any) -> Hashable:
-    """Equal for functions that do the same with the same things."""
-    if not isinstance(function, types.FunctionType):
-        return function
-    cells = tuple(id(cell.cell_contents) for cell in function.__closure__ or ())
-    defaults = tuple(map(id, function.__defaults__ or ()))
-    return function.__code__, cells, defaults, id(function.__globals__)
+    """Equal for functions that do the same with the same things: a fresh lambda is nothing new."""
+    if isinstance(function, types.FunctionType):
+        caught = tuple(cell.cell_contents for cell in function.__closure__ or ())
+        inner = tuple(map(_identity, (*caught, *(function.__defaults__ or ()))))
+        return function.__code__, inner, id(function.__globals__)
+    if isinstance(function, types.MethodType):
+        return function.__func__.__code__, _identity(function.__self__)
+    if isinstance(function, nn.Module):
+        return id(function), tuple(module.training for module in function.modules())
+    if isinstance(function, Tensor):
+        return "tensor"  # an argument of the graph: its shape is part of the key, its value is not
+    if function is None or isinstance(function, (bool, int, float, str)):
+        return type(function), function
+    return id(function)
+
+
+def _shapes(tensors: Sequence[Tensor]) -> Hashable:
+    return tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors)
+
+
+def _autocast(device: torch.device) -> Hashable:
+    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in {device.type, "cpu"})

@@ -6,23 +6,25 @@ step again with autograd switched on, and pulls the gradient through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from .ambient import Ambient
+from .compiled import LADDER, graph_of, identity
 from .join import Outputs
 from .problem import Problem
 from .record import Moves, Window, spread
-from .retake import Stepper, Times, retake
+from .retake import Times, retake
 from .solution import Stats
 from .status import Status
 from .step import Step, like
 from .tape import Steps, Tape
+from .touched import Touched
 
-Pulled = tuple[list[Tensor], list[Tensor], list[Tensor | None]]
+Pulled = tuple[list[Tensor], Sequence[Tensor | None], list[Tensor | None]]
 
 
 @dataclass(eq=False)
@@ -30,9 +32,8 @@ class Discrete:
     """One solve: what forward leaves for backward. It holds no output, or memory would never be freed."""
 
     problem: Problem
-    rooted: bool  # whether samples must keep their places, since a closure may hold rows that belong to them
-    narrow: bool  # whether the number of samples may shrink from step to step
-    prepare: Callable[[Step], Stepper]
+    touched: Touched
+    compile: bool
     tape: Tape
     status: Tensor
     stats: Stats
@@ -45,7 +46,8 @@ class Discrete:
             torch.zeros_like(leaf) if grad is None else torch.where(mask, grad, 0)
             for leaf, grad, mask in zip(problem.z0, grads.z, like(ok, problem.z0), strict=True)
         ]
-        steps = self.tape.steps(ok, problem.z0, rooted=self.rooted, narrow=self.narrow)
+        rooted = self.touched.has_rows(problem.batch)
+        steps = self.tape.steps(ok, problem.z0, rooted=rooted, ladder=LADDER if self.compile else None)
         pull = _Pull(self, steps, wanted, trained, grads, adjoint)
         pull.walk()
         adjoint, rows = pull.scattered(adjoint)
@@ -56,6 +58,13 @@ class Discrete:
                     adjoint[leaf] = adjoint[leaf] + torch.where(spread(at_start, grad[:, 0]), grad, 0).sum(1)
         self.stats.nfe_backward = pull.evaluations
         return adjoint, rows, pull.total
+
+    def call(self, back: StepBack, tensors: list[Tensor]) -> Pulled:
+        """Pull through one step, compiled or not."""
+        if not self.compile:
+            return back(*tensors)
+        outside = (*back.trained, *self.touched.others)
+        return graph_of(back.key, back, tensors, outside)(tensors, outside)
 
 
 class _Pull:
@@ -87,7 +96,7 @@ class _Pull:
         for move in self._reversed():
             size = len(move.h)
             after = [leaf[:size] for leaf in self.adjoint]
-            before, rows, trained, evaluations = self._pull(move, after)
+            (before, rows, trained), evaluations = self._pull(move, after)
             for whole, leaf in zip(self.adjoint, before, strict=True):
                 whole[:size] = leaf
             for whole, grad in zip(self.sums, rows, strict=True):
@@ -100,9 +109,7 @@ class _Pull:
             made = (move.h != 0).int() * evaluations
             order = self.steps.order
             self.evaluations = (
-                self.evaluations + made
-                if order is None
-                else self.evaluations.index_add(0, order[:size], made)
+                self.evaluations + made if order is None else self.evaluations.index_add(0, order[:size], made)
             )
 
     def scattered(self, adjoint: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -110,11 +117,10 @@ class _Pull:
         order, batch = self.steps.order, self.solve.problem.batch
         if order is None:
             return self.adjoint, self.sums
-        placed = [whole.index_copy(0, order, some) for whole, some in zip(adjoint, self.adjoint, strict=True)]
+        real = self.steps.samples  # those behind are padding
+        placed = [a.index_copy(0, order[:real], b[:real]) for a, b in zip(adjoint, self.adjoint, strict=True)]
         zeros = [some.new_zeros(batch, *some.shape[1:]) for some in self.sums]
-        return placed, [
-            whole.index_copy_(0, order, some) for whole, some in zip(zeros, self.sums, strict=True)
-        ]
+        return placed, [a.index_copy_(0, order[:real], b[:real]) for a, b in zip(zeros, self.sums, strict=True)]
 
     def _ordered(self, leaf: Tensor) -> Tensor:
         order = self.steps.order
@@ -123,7 +129,7 @@ class _Pull:
     def _reversed(self) -> Iterator[Moves]:
         """Steps from last to first, with their states; those that were not kept are computed again."""
         problem, every = self.solve.problem, self.solve.tape.every
-        step = self.solve.prepare(Step(problem.field, problem.tableau))
+        step = Step(problem.field, problem.tableau)
         count = len(self.steps.sizes)
         for base in range((count - 1) // every * every, -1, -every):
             chunk = [self.steps.move(n) for n in range(base, min(base + every, count))]
@@ -136,50 +142,99 @@ class _Pull:
             for i in range(len(chunk) - 1, -1, -1):
                 yield chunk[i]
 
-    def _pull(
-        self, move: Moves, after: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Sequence[Tensor | None], Sequence[Tensor | None], int]:
-        """Through one step: the adjoint before it, gradients for rows and trained tensors, evaluations made."""
+    def _pull(self, move: Moves, after: Sequence[Tensor]) -> tuple[Pulled, int]:
+        """Through one step: what it gives, and how many evaluations it took."""
         problem, size = self.solve.problem, len(move.h)
-        stand_ins = [
-            row[:size].detach().requires_grad_(want) for row, want in zip(self.rows, self.wanted, strict=True)
-        ]
-        count = len(problem.theta)
-        theta, times = (
-            stand_ins[:count],
-            Times(*stand_ins[count:], *([] if problem.ts is not None else [None])),
-        )
-        window = None
-        if times.ts is not None and any(grad is not None for grad in self.saved):
-            window = Window.of(times.ts.detach(), move)
-        dense = any(grad is not None for grad in self.powers)
-        with torch.enable_grad(), self.solve.ambient:
-            z = tuple(leaf.detach().requires_grad_() for leaf in move.z)
-            stepped, passed = retake(problem, self.solve.prepare, move, z, theta, times, window, dense=dense)
-
-        outputs, cotangents = [*stepped.z], [*after]
+        ts, window = self.rows[-1][:size] if problem.ts is not None else None, None
+        if ts is not None and any(grad is not None for grad in self.saved):
+            window = Window.of(ts, move, cut=not self.solve.compile)
         moved = move.h != 0
-        for value, grad in zip(passed, self.saved, strict=False):
-            if grad is not None and window is not None:
-                outputs.append(value)
-                grad = grad[:size, window.low : window.high]
-                cotangents.append(torch.where(spread(window.inside, grad[:, 0]), grad, 0))
-        for value, grad in zip(stepped.dense or (), self.powers, strict=False):
+        saved: list[Tensor | None] = [None] * len(self.saved)
+        if window is not None:
+            cut = [None if grad is None else grad[:size, window.low : window.high] for grad in self.saved]
+            saved = [None if c is None else torch.where(spread(window.inside, c[:, 0]), c, 0) for c in cut]
+        powers = [
+            None if grad is None else torch.where(like(moved, (grad,))[0], grad[move.source], 0) for grad in self.powers
+        ]
+        back = StepBack(
+            problem,
+            tuple(self.wanted),
+            tuple(self.trained),
+            (window.low, window.high) if window is not None else None,
+            tuple(grad is not None for grad in saved),
+            tuple(grad is not None for grad in powers),
+            self.solve.ambient,
+        )
+        tensors = [move.t, move.h, *move.z, *(row[:size] for row in self.rows), *after]
+        tensors += [window.inside, window.sigma] if window is not None else []
+        tensors += [grad for grad in (*saved, *powers) if grad is not None]
+        before, rows, trained = self.solve.call(back, tensors)
+        for leaf, grad in enumerate(self.states):
             if grad is not None:
-                outputs.append(value)
-                cotangents.append(torch.where(like(moved, (value,))[0], grad[move.source], 0))
+                state = torch.where(like(moved, (grad,))[0], grad[move.source], 0)
+                before[leaf] = before[leaf] + state
+        tableau = problem.tableau
+        extra = tableau.dense_needs_end + len(tableau.extra_a) if back.dense else 0
+        return (before, rows, trained), tableau.stages + extra
+
+
+@dataclass(frozen=True, eq=False)
+class StepBack:
+    """Pulling a gradient through one step, as a pure function of tensors: this is what gets compiled.
+
+    The tensors: t, h, z, rows (theta, t0, t1 and, if there are any, saved times), the adjoint after the step; where
+    saved times are passed, which and where; gradients of the saved values, and of dense output's coefficients.
+    """
+
+    problem: Problem
+    wanted: tuple[bool, ...]  # which rows want a gradient
+    trained: tuple[Tensor, ...]
+    window: tuple[int, int] | None
+    saved: tuple[bool, ...]  # which leaves' saved values have a gradient
+    powers: tuple[bool, ...]
+    ambient: Ambient
+
+    @property
+    def dense(self) -> bool:
+        """Whether the step must make dense output."""
+        return self.window is not None or any(self.powers)
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for those that do the same."""
+        step = Step(self.problem.field, self.problem.tableau, dense=self.dense)
+        return "back", identity(step), self.wanted, len(self.trained), self.window, self.saved, self.powers
+
+    def __call__(self, *tensors: Tensor) -> Pulled:
+        problem, given = self.problem, iter(tensors)
+        t, h = next(given), next(given)
+        z = tuple(next(given).detach().requires_grad_() for _ in problem.z0)
+        rows = [next(given).detach().requires_grad_(want) for want in self.wanted]
+        after = [next(given) for _ in z]
+        window = Window(*self.window, next(given), next(given)) if self.window is not None else None
+        saved = [next(given) if has else None for has in self.saved]
+        powers = [next(given) if has else None for has in self.powers]
+
+        count = len(problem.theta)
+        times = Times(*rows[count:], *([] if problem.ts is not None else [None]))
+        with torch.enable_grad(), self.ambient:
+            stepped, passed = retake(
+                problem, Moves(None, t, t, h, ()), z, rows[:count], times, window, dense=any(self.powers)
+            )
+        outputs, cotangents = [*stepped.z], [*after]
+        for values, grads in ((passed, saved), (stepped.dense or (), powers)):
+            for value, grad in zip(values, grads, strict=False):
+                if grad is not None:
+                    outputs.append(value)
+                    cotangents.append(grad)
         linked = [pair for pair in zip(outputs, cotangents, strict=True) if pair[0].requires_grad]
-        inputs = [*z, *(leaf for leaf in stand_ins if leaf.requires_grad), *self.trained]
+        inputs = [*z, *(row for row in rows if row.requires_grad), *self.trained]
         got = torch.autograd.grad(
             [output for output, _ in linked], inputs, [grad for _, grad in linked], allow_unused=True
         )
-
-        before = []
-        for leaf, (grad, old, mask) in enumerate(zip(got, after, like(moved, z), strict=False)):
-            new = old if grad is None else torch.where(mask, grad, old)
-            state = self.states[leaf] if leaf < len(self.states) else None
-            before.append(new if state is None else new + torch.where(mask, state[move.source], 0))
-        tableau = problem.tableau
-        extra = tableau.dense_needs_end + len(tableau.extra_a) if dense or window is not None else 0
-        split = len(z) + len(self.sums)
-        return before, got[len(z) : split], got[split:], tableau.stages + extra
+        before = [
+            old if grad is None else torch.where(mask, grad, old)
+            for grad, old, mask in zip(got, after, like(h != 0, z), strict=False)
+        ]
+        split = len(inputs) - len(self.trained)
+        return before, [*got[len(z) : split]], [*got[split:]]

@@ -1,52 +1,50 @@
 """The exact flow of linear dynamics under a constant control: dx/dt = theta x, so x(t) = exp(theta (t - t0)) x0.
 
-With A = theta (t1 - t0), one number decides the cost: alpha, a bound on the growth of the powers of A. Al-Mohy and
-Higham (2009, 2011) show that ||A^p||^(1/p) may stand for the norm in the error of Taylor's series, so
+With A = theta (t1 - t0), one number decides the cost: alpha, a bound on how fast the powers of A grow. Al-Mohy and
+Higham (2009, 2011) show that in the error of Taylor's series the powers' own norms may stand for that of A, so
 
-    alpha = min(||A||, max(||A^2||^(1/2), ||A^3||^(1/3)), max(||A^3||^(1/3), ||A^4||^(1/4)), ...)
+    alpha = min(||A||, max(||A^2||^(1/2), ||A^3||^(1/3)), max(||A^3||^(1/3), ||A^4||^(1/4)))
 
-is near the spectral radius where ||A|| may be far above it, and Taylor's polynomial T_K of degree K obeys
+will do, which is often near the spectral radius where ||A|| is far above it. Taylor's polynomial of degree K >= 5 obeys
 
-    T_K(A) = exp(A + dA),    ||dA|| <= alpha * alpha^K e^alpha / (K + 1)!                                       (1)
+    T_K(A) = exp(A + dA),    ||dA|| <= alpha * alpha^K e^alpha / (K + 1)!  to leading order.                    (1)
 
-Two formulations take the same n equal parts of [t0, t1], each so short that (1) is below the precision asked for:
+Two formulations cut [t0, t1] into n equal parts, so short that (1) with alpha / n is below the precision asked for:
 
-    matrix    P_0 = T_16(A / n) by Paterson and Stockmeyer's scheme (six products), n = 2^S, P_{i+1} = P_i P_i, and
-              x(t1) = P_{S-1} P_{S-1} x0. A saved time t0 + (j + r) (t1 - t0) / n multiplies the P_i that the binary
-              digits of j name, all times at once, and then takes r of a step by Taylor's series on the vector.
-    action    x_{j+1} = T_K(A / n) x_j, term by term on the vector: no matrix is formed, and a row of k non-zeros
-              costs k multiplications. Saved times start from the nearest x_j before them, all at once.
+    matrix    P_0 = T_16(A / n) in six products (Paterson and Stockmeyer), n = 2^S, P_{i+1} = P_i P_i, and then
+              x(t1) = P_{S-1} P_{S-1} x0. A saved time t0 + (j + r) (t1 - t0) / n multiplies x0 by those P_i that the
+              binary digits of j name, and takes r of a part by Taylor's series on the vector: all times at once.
+    action    x_{j+1} = T_K(A / n) x_j on the vector, so no matrix is formed, and a row of k non-zeros costs k
+              multiplications a term. Saved times start from the x_j before them: all times at once. (`action.py`)
 
-Both compute in double precision whatever precision is given, and (1) is then asked to be below 1e-9 for single and
-2^-53 for double: rounding in single precision would be amplified by ||A||, up to 100 in what this is made for, and a
-decaying solution loses e^(2 alpha / n) to cancellation in Taylor's series.
+Both compute in double precision whatever they are given, and ask (1) to be below 1e-9 for single and 2^-53 for double
+results. In single precision throughout, rounding would be amplified by ||A||, up to 100 in what this is made for, and
+a decaying solution would lose e^(2 alpha / n) to cancellation.
 
-Gradients are those of these very polynomials, so exact to rounding; they reach theta, x0 and all times. The matrix
-formulation is an ordinary graph. The action keeps one state a step and computes the terms of a step again during
-backward; it has no second derivatives (ask for the matrix).
-
-Which one, by measurement (benchmarks/probe_exponential.py): see `_action_is_faster`.
+Gradients are those of these very polynomials, so exact to rounding, and reach theta, x0 and all times. The matrix
+formulation is an ordinary graph. The action keeps one state a part, computes the terms again during backward, and has
+no second derivatives: ask for the matrix if you need them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from .problem import check_finite, check_number, check_saved, check_state, check_time, choose, symbolic
+from .action import act, growth_of_rows, plan
+from .problem import check_finite, check_number, check_saved, check_state, check_time, choose
+from .squaring import growth_of, powers_of, square
 from .status import InputError
 
 FORMULATIONS = ("auto", "matrix", "action")
 
-_DEGREE = 16  # of the matrix formulation: 4 * 4, so that three powers and three Horner steps make it
-_MATRIX_REACH = {torch.float32: 1.95, torch.float64: 0.78}  # the largest alpha / n that (1) allows at that degree
-_ACTION_REACH = {torch.float32: 6.0, torch.float64: 2.0}  # cancellation costs e^(2 reach): 2e5 and 55 units of 1e-16
-_POWERS = 6  # how many powers the action looks at for alpha
+_SECONDS = {
+    "cpu": (45e-6, 6e-6, 3e-9, 0.7e-3, 2.6e-9),  # one thread of an AMD EPYC (Zen 4)
+    "cuda": (70e-6, 15e-6, 3e-11, 1e-3, 4e-12),
+}
 
 
 class Flow(NamedTuple):
@@ -54,13 +52,6 @@ class Flow(NamedTuple):
 
     x: Tensor  # at t1, (batch, m)
     xs: Tensor | None  # at save_at, (batch, T, m)
-
-
-class _Times(NamedTuple):
-    """The interval as it is used, in double precision."""
-
-    span: Tensor  # t1 - t0, (batch,)
-    sigma: Tensor | None  # saved times as fractions of the span, (batch, T)
 
 
 def linear_flow(
@@ -83,15 +74,15 @@ def linear_flow(
         columns: The pattern (m, k), the same for all: theta[b, i, j] stands in row i and column columns[i, j]. Entries
             of a row that share a column add up.
         save_at: Times to return the state at, shared (T,) or a sample's own (batch, T), from t0 towards t1.
-        formulation: "matrix", "action" (sparse rows only) or "auto", which takes the one that was measured to be faster.
-        bound: A number that ||theta (t1 - t0)|| never exceeds, in the norm of largest row sums. With it no value is
-            looked at, so the GPU is not waited for, and the flow can be mapped by torch.func.vmap, exported, or captured
-            as a CUDA graph. Without, the number of parts follows from the largest alpha of the batch; companions then
-            change a sample by rounding in double precision and no more.
+        formulation: "matrix", "action" (sparse rows only), or "auto": the one that was measured to be faster.
+        bound: A number that ||theta (t1 - t0)|| never exceeds, as largest row sum. With it, and with numbers for t0 and
+            t1, no value is looked at: a GPU is not waited for, and the flow can be mapped by torch.func.vmap, exported
+            or captured as a CUDA graph. Without it, n follows from the largest alpha of the batch, so companions change
+            a sample by rounding in double precision, and no more.
 
     Returns:
-        Flow(x, xs): the states at t1 and, where asked for, at the saved times. A solution too large for its precision
-        is inf or nan.
+        Flow(x, xs): the states at t1 and, where asked for, at the saved times. What is too large for its precision is
+        inf or nan.
 
     >>> import math, torch
     >>> turn = torch.tensor([[[0.0, -1.0], [1.0, 0.0]]])
@@ -101,20 +92,99 @@ def linear_flow(
     choose("formulation", formulation, FORMULATIONS)
     _check(theta, x0, columns, formulation)
     work = torch.float32 if x0.device.type == "mps" else torch.float64
-    t0_given, t0_all = check_time("t0", t0, x0, work)
-    t1_given, t1_all = check_time("t1", t1, x0, work)
-    del t0_given, t1_given
+    (_, start), (_, end) = check_time("t0", t0, x0, work), check_time("t1", t1, x0, work)
+    ts = None if save_at is None else check_saved(save_at, start.detach(), end.detach())[1]
     if bound is not None:
         bound = check_number("bound", bound, low=0.0)
-    ts = None if save_at is None else check_saved(save_at, t0_all.detach(), t1_all.detach())[1]
     if len(x0) == 0:
-        return Flow(x0, None if ts is None else x0.new_zeros(0, ts.shape[1], x0.shape[1]))
-    span = t1_all - t0_all
-    sigma = None if ts is None else (ts - t0_all[:, None]) / torch.where(span == 0, 1.0, span)[:, None]
-    times = _Times(span, sigma)
-    scaled, start = theta.to(work) * span[:, None, None], x0.to(work)
+        return Flow(x0, None if ts is None else x0[:, None].expand(-1, ts.shape[1], -1))
+
+    span = end - start
+    sigma = None if ts is None else (ts - start[:, None]) / torch.where(span == 0, 1.0, span)[:, None]
+    flow = _flow(theta.to(work) * span[:, None, None], x0, columns, sigma, formulation, bound)
+    return Flow(flow.x.to(x0.dtype), None if flow.xs is None else flow.xs.to(x0.dtype))
+
+
+def _flow(
+    a: Tensor, x0: Tensor, columns: Tensor | None, sigma: Tensor | None, formulation: str, bound: float | None
+) -> Flow:
+    """exp(sigma A) x0 at sigma = 1 and at the saved fractions sigma (batch, T)."""
+    x = x0.to(a.dtype)
+    if columns is None or formulation == "matrix":
+        return _by_matrix(a if columns is None else _filled(a, columns), x, sigma, bound, x0.dtype)
+    alpha = _look(growth_of_rows(a.detach(), columns), a, x) if bound is None else bound
+    parts, degree = plan(alpha, x0.dtype)
+    if formulation == "auto" and not _action_is_faster(a, parts * degree):
+        return _by_matrix(_filled(a, columns), x, sigma, alpha, x0.dtype)
+    return Flow(*act(a, columns, x, sigma, parts, degree))
+
+
+def _action_is_faster(values: Tensor, products: int) -> bool:
+    """Whether the action, with so many products one after another, is expected to beat the matrix formulation.
+
+    Seconds for forward and backward, fitted to what benchmarks/probe_exponential.py measures:
+
+        action    products * (c_0 + c_1 k + c_2 batch m k)        matrix    c_3 + c_4 batch m^3
+
+    On a CPU the action wins from m = 32 or so: it does m / k times less. On a GPU its products are small kernels that
+    wait for each other, while the matrix formulation is some ninety kernels in all: the matrix wins until m^3 fills the
+    device.
+    """
+    batch, m, k = values.shape
+    c = _SECONDS.get(values.device.type, _SECONDS["cuda"])
+    return products * (c[0] + c[1] * k + c[2] * batch * m * k) < c[3] + c[4] * batch * m**3
+
+
+def _by_matrix(a: Tensor, x: Tensor, sigma: Tensor | None, bound: float | None, dtype: torch.dtype) -> Flow:
+    powers = powers_of(a)
+    alpha = _look(growth_of(powers), a, x) if bound is None else bound
+    return Flow(*square(powers, x, sigma, alpha, dtype))
+
+
+def _look(alpha: Tensor, a: Tensor, x: Tensor) -> float:
+    """The largest alpha of the batch; refuses input that is not finite."""
+    # The one place where the CPU waits for the GPU. A finite x adds 0, any other makes the sum nan.
+    largest = float((alpha + (x.detach() * 0).sum(1)).amax())
+    if not math.isfinite(largest):
+        check_finite("x0", x)
+        check_finite("theta", a)
+        raise InputError("theta (t1 - t0) is too large: its fourth power overflows in double precision")
+    return largest
+
+
+def _filled(values: Tensor, columns: Tensor) -> Tensor:
+    """Sparse rows as matrices (batch, m, m)."""
+    batch, m, _ = values.shape
+    return values.new_zeros(batch, m, m).scatter_add(2, columns.expand_as(values), values)
+
+
+def _check(theta: Tensor, x0: Tensor, columns: Tensor | None, formulation: str) -> None:
+    """Refuse what does not fit, with a sentence."""
+    check_state(x0)
+    if x0.dim() != 2 or x0.is_complex():
+        raise InputError(f"x0 must be real and of shape (batch, m); given {x0.dtype} {tuple(x0.shape)}")
+    batch, m = x0.shape
+    if not isinstance(theta, Tensor):
+        raise InputError(f"theta must be a tensor; given {type(theta).__name__}")
+    if theta.device != x0.device:
+        raise InputError(f"theta is on {theta.device} and x0 on {x0.device}: move one of them")
+    if theta.dtype != x0.dtype:
+        raise InputError(f"theta is {theta.dtype} and x0 {x0.dtype}: convert one of them")
     if columns is None:
-        x, xs = _by_matrix(scaled, start, times.sigma, bound, x0.dtype)
-    else:
-        x, xs = _by_rows(scaled, start, times.sigma, columns, formulation, bound, x0.dtype)
-    return Flow(x.to(x0.dtype), None if xs is None else xs.to(x0.dtype))
+        if formulation == "action":
+            raise InputError('formulation="action" is for sparse rows: give their columns, or use "matrix"')
+        if theta.shape != (batch, m, m):
+            raise InputError(
+                f"theta must be ({batch}, {m}, {m}), a matrix a sample; given {tuple(theta.shape)}."
+                " For sparse rows give their columns too"
+            )
+        return
+    if not isinstance(columns, Tensor) or columns.dtype != torch.int64 or columns.device != x0.device:
+        raise InputError(f"columns must be an int64 tensor on {x0.device}, as x0 is")
+    if columns.dim() != 2 or len(columns) != m or columns.shape[1] == 0:
+        raise InputError(f"columns must be ({m}, k), those of the k non-zeros of a row; given {tuple(columns.shape)}")
+    if theta.shape != (batch, *columns.shape):
+        raise InputError(
+            f"theta must be {(batch, *columns.shape)}, the non-zeros that columns {tuple(columns.shape)} place;"
+            f" given {tuple(theta.shape)}"
+        )

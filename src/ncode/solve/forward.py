@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .compiled import LADDER
 from .field import State
-from .loop import Attempt, Attempted, March, integrate
+from .loop import Attempt, Compiled, March, integrate
 from .problem import Problem, check_slope
 from .record import DenseTape, Recorder, Saver
 from .status import Status
@@ -45,24 +46,23 @@ def run(
     problem: Problem,
     touched: Touched,
     recorders: Sequence[Recorder] = (),
-    prepare: Callable[[Attempt], Callable[..., Attempted]] = lambda attempt: attempt,
+    *,
+    compile: bool = False,
 ) -> Forward:
-    """Integrate from t0 to t1. `prepare` may compile the attempt."""
+    """Integrate from t0 to t1."""
     field, t0, t1 = problem.field, problem.t0.detach(), problem.t1.detach()
     z = tuple(leaf.detach() for leaf in problem.z0)
     theta = tuple(leaf.detach() for leaf in problem.theta)
     step = Step(field, problem.tableau, problem.dt is None, problem.dense or problem.ts is not None)
     march = begin(step, problem, t0, t1, z, theta, touched.slope)
-    attempt = Attempt(
-        step, problem.pid, problem.tolerance, problem.dt is not None, problem.together, problem.max_steps
-    )
+    attempt = Attempt(step, problem.pid, problem.tolerance, problem.dt is not None, problem.together, problem.max_steps)
     # One evaluation to look, and one to choose the first step.
     before = (t0 != t1).int() * (2 if problem.dt is None else 1)
     shown = z[: 1 + field.driven]
     saver = Saver(problem.ts.detach(), t0, shown) if problem.ts is not None else None
     dense = DenseTape() if problem.dense else None
     march = integrate(
-        prepare(attempt),
+        Compiled(attempt, (*touched.trained, *touched.others)) if compile else attempt,
         march,
         t1,
         theta,
@@ -70,12 +70,11 @@ def run(
         steps=problem.fixed_count,
         # Dense output wants all samples side by side; a closure may hold rows that belong to samples.
         compact=dense is None and not touched.has_rows(problem.batch),
+        ladder=LADDER if compile else None,
     )
     nfe = before + (march.accepted + march.rejected) * step.evaluations
     failed = march.status != Status.OK
-    lost = tuple(
-        torch.where(failed.reshape(-1, *[1] * (leaf.dim() - 1)), torch.nan, leaf) for leaf in march.z
-    )
+    lost = tuple(torch.where(failed.reshape(-1, *[1] * (leaf.dim() - 1)), torch.nan, leaf) for leaf in march.z)
     return Forward(march._replace(z=lost), nfe, saver.values if saver is not None else (), dense)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from .compiled import Graph, graph_of, identity, rung
 from .field import State
 from .record import Moves, Recorder
 from .status import Status
@@ -136,9 +137,7 @@ class Attempt:
         """Error over tolerance, a sample each; with fixed steps 0, or nan where the new state is not finite."""
         if not self.fixed:
             return self.tolerance.ratio(self.step.field, z, stepped.z, stepped.errors)
-        worst = sum(
-            (leaf * 0).abs().flatten(1).sum(1) if leaf.dim() > 1 else (leaf * 0).abs() for leaf in stepped.z
-        )
+        worst = sum((leaf * 0).abs().flatten(1).sum(1) if leaf.dim() > 1 else (leaf * 0).abs() for leaf in stepped.z)
         return torch.as_tensor(worst)
 
     def _together(self, ratio: Tensor, alive: Tensor) -> Tensor:
@@ -152,6 +151,31 @@ class Attempt:
         factor = self.pid.factor(order, floored, march.before, march.earlier)
         factor = torch.where(good, factor, factor.clamp_max(self.pid.safety))
         return torch.where(ratio.isfinite(), factor, self.pid.smallest).to(march.h.dtype)
+
+
+class Compiled:
+    """An attempt as a compiled graph, one for each size of the batch."""
+
+    def __init__(self, attempt: Attempt, outside: Sequence[Tensor]):
+        self.attempt, self.outside = attempt, outside
+        self.graphs: dict[int, Graph] = {}
+
+    def __call__(self, march: March, t1: Tensor, theta: Sequence[Tensor]) -> Attempted:
+        tensors = [*march.leaves(), t1, *theta]
+        graph = self.graphs.get(len(t1))
+        if graph is None:
+
+            def flat(*given: Tensor) -> Attempted:
+                rest = iter(given)
+                part = march.map(lambda _: next(rest))
+                return self.attempt(part, next(rest), tuple(rest))
+
+            graph = self.graphs[len(t1)] = graph_of(self._key(), flat, tensors, self.outside)
+        return graph(tensors, self.outside)
+
+    def _key(self) -> Hashable:
+        it = self.attempt
+        return "attempt", identity(it.step), it.pid, it.tolerance, it.fixed, it.together, it.max_steps
 
 
 class Watch:
@@ -190,11 +214,13 @@ def integrate(
     *,
     steps: int | None = None,
     compact: bool = True,
+    ladder: int | None = None,
 ) -> March:
     """Attempt until no sample is alive, showing each move to the recorders.
 
     `steps`, where the number of attempts is known beforehand, saves asking. Once at most three quarters of the samples
     in hand are alive, the others are put aside (`compact`); in all, that copies a control no more than three times.
+    With a `ladder` the batch only shrinks by that factor, so that few shapes have to be compiled.
     """
     watch = Watch(march.t.device, len(march.t))
     whole, rows = march.map(torch.clone), None
@@ -202,13 +228,15 @@ def integrate(
         alive = watch.count(march.alive) if steps is None else len(march.t) * (steps > 0)
         if alive == 0:
             break
-        if compact and steps is None and 4 * alive <= 3 * len(march.t):
+        size = len(march.t)
+        enough = alive if ladder is None else rung(size, alive)
+        if compact and steps is None and 4 * enough <= 3 * size:
             if rows is None:
                 whole = march.map(torch.clone)
             else:
                 whole.write(rows, march)
             # A stable sort finds the living without asking the GPU how many there are.
-            living = torch.argsort(march.alive, descending=True, stable=True)[:alive].sort().values
+            living = torch.argsort(march.alive, descending=True, stable=True)[:enough].sort().values
             rows = living if rows is None else rows[living]
             march, t1, theta = march.select(living), t1[living], [leaf[living] for leaf in theta]
         start = march

@@ -83,9 +83,7 @@ def check_state(x0: Any) -> torch.dtype:
     if not isinstance(x0, Tensor):
         raise InputError(f"x0 must be a tensor of shape (batch, ...); given {type(x0).__name__}")
     if x0.dim() == 0:
-        raise InputError(
-            "x0 must have a batch dimension, (batch, ...); given a tensor of shape (): use x0[None]"
-        )
+        raise InputError("x0 must have a batch dimension, (batch, ...); given a tensor of shape (): use x0[None]")
     if not (x0.is_floating_point() or x0.is_complex()):
         raise InputError(f"x0 must be of a floating or complex dtype; given {x0.dtype}: use x0.float()")
     if x0.dtype in (torch.float16, torch.bfloat16):
@@ -102,11 +100,7 @@ def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse nan and inf, naming the samples."""
     if symbolic() or tensor.numel() == 0:
         return
-    bad = (
-        ~torch.isfinite(tensor.detach()).flatten(1).all(1)
-        if tensor.dim() > 1
-        else ~torch.isfinite(tensor.detach())
-    )
+    bad = ~torch.isfinite(tensor.detach()).flatten(1).all(1) if tensor.dim() > 1 else ~torch.isfinite(tensor.detach())
     if bool(bad.any()):
         rows = bad.nonzero().flatten().tolist()
         shown = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
@@ -144,15 +138,11 @@ def check_time(name: str, t: Any, x0: Tensor, dtype: torch.dtype) -> tuple[float
             raise InputError(f"{name} must be finite; given {t}")
         return float(t), torch.full((batch,), float(t), dtype=dtype, device=x0.device)
     if not isinstance(t, Tensor):
-        raise InputError(
-            f"{name} must be a number or a tensor of shape () or ({batch},); given {type(t).__name__}"
-        )
+        raise InputError(f"{name} must be a number or a tensor of shape () or ({batch},); given {type(t).__name__}")
     if t.is_complex() or t.dtype == torch.bool:
         raise InputError(f"{name} must be real; given {t.dtype}")
     if t.dim() > 1 or (t.dim() == 1 and len(t) != batch):
-        raise InputError(
-            f"{name} must have shape () or ({batch},), one time a sample; given {tuple(t.shape)}"
-        )
+        raise InputError(f"{name} must have shape () or ({batch},), one time a sample; given {tuple(t.shape)}")
     if not bool(torch.isfinite(t.detach()).all()):
         raise InputError(f"{name} must be finite; given {t.detach().tolist()}"[:300])
     return t, t.to(x0.device, dtype).expand(batch)
@@ -206,9 +196,7 @@ def check_slope(field: Field, z: State, slope: Sequence[Any]) -> None:
             what = "one number a sample" if name == "the cost" else "the shape of what it drives"
             raise InputError(f"{name} returned shape {tuple(k.shape)}; expected {what}, {tuple(leaf.shape)}")
         if k.dtype != leaf.dtype:
-            raise InputError(
-                f"{name} returned {k.dtype}; expected {leaf.dtype}: convert the result with .to(x.dtype)"
-            )
+            raise InputError(f"{name} returned {k.dtype}; expected {leaf.dtype}: convert the result with .to(x.dtype)")
         if k.device != leaf.device:
             raise InputError(f"{name} returned a tensor on {k.device}; expected {leaf.device}")
 
@@ -253,9 +241,7 @@ def check(
         dt = check_number("dt", dt, low=0.0, strict=True)
     elif not tableau.adaptive:
         adaptive = ", ".join(name for name, known in METHODS.items() if known.adaptive)
-        raise InputError(
-            f'method "{method}" has no error estimate: give a step size dt, or use one of {adaptive}'
-        )
+        raise InputError(f'method "{method}" has no error estimate: give a step size dt, or use one of {adaptive}')
     if int(max_steps) != max_steps or max_steps < 1:
         raise InputError(f"max_steps must be a whole number of at least 1; given {max_steps}")
 
@@ -275,9 +261,7 @@ def check(
     if feedback is not None:
         for leaf in leaves:
             if leaf.dtype != x0.dtype:
-                raise InputError(
-                    f"a control with feedback must be {x0.dtype} like x0; given a leaf of {leaf.dtype}"
-                )
+                raise InputError(f"a control with feedback must be {x0.dtype} like x0; given a leaf of {leaf.dtype}")
     if cost is not None:
         z0 = (*z0, torch.zeros(len(x0), dtype=dtype, device=x0.device))
     return Problem(

@@ -46,7 +46,7 @@ class Window:
     sigma: Tensor  # where in the step, 0 to 1
 
     @classmethod
-    def of(cls, ts: Tensor, moves: Moves) -> Window | None:
+    def of(cls, ts: Tensor, moves: Moves, *, cut: bool = True) -> Window | None:
         """Find them. On CPU the window is cut to the columns that matter; on CUDA that would mean waiting."""
         if moves.rows is not None:
             ts = ts[moves.rows]
@@ -54,7 +54,7 @@ class Window:
         forward = h >= 0
         inside = torch.where(forward, (ts > t) & (ts <= t_next), (ts < t) & (ts >= t_next)) & (h != 0)
         low, high = 0, ts.shape[1]
-        if ts.device.type == "cpu" and not torch.compiler.is_compiling():
+        if cut and ts.device.type == "cpu" and not torch.compiler.is_compiling():
             columns = inside.any(0).nonzero()
             if len(columns) == 0:
                 return None
@@ -71,8 +71,7 @@ class Saver:
         self.ts = ts
         at_start = ts == t0[:, None]
         self.values = tuple(
-            torch.where(spread(at_start, leaf), leaf[:, None], torch.full_like(leaf[:, None], torch.nan))
-            for leaf in z
+            torch.where(spread(at_start, leaf), leaf[:, None], torch.full_like(leaf[:, None], torch.nan)) for leaf in z
         )
 
     def add(self, moves: Moves) -> None:

@@ -6,7 +6,7 @@ delta (t1 - t0) keeps its tau and delta. So gradients with respect to t0 and t1 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,8 +16,6 @@ from .field import State
 from .problem import Problem
 from .record import Moves, Window
 from .step import Step, Stepped, evaluate
-
-Stepper = Callable[[Tensor, Tensor, State, Sequence[Tensor], State | None], Stepped]
 
 
 class Times(NamedTuple):
@@ -35,7 +33,6 @@ class Times(NamedTuple):
 
 def retake(
     problem: Problem,
-    prepare: Callable[[Step], Stepper],
     move: Moves,
     z: State,
     theta: Sequence[Tensor],
@@ -52,8 +49,8 @@ def retake(
         span = torch.where(span == 0, 1.0, span)
         tau, delta = (t - t0) / span, h / span
         t, h = times.t0 + tau * (times.t1 - times.t0), delta * (times.t1 - times.t0)
-    step = Step(problem.field, problem.tableau, estimate=False, dense=dense or window is not None)
-    stepped = prepare(step)(t, h, z, theta, first)
+    step = Step(problem.field, problem.tableau, dense=dense or window is not None)
+    stepped = step(t, h, z, theta, first)
     if window is None or stepped.dense is None:
         return stepped, ()
     sigma = window.sigma
@@ -62,8 +59,3 @@ def retake(
         whole = torch.where(window.inside, columns - t[:, None], 0.0)
         sigma = whole / torch.where(window.inside, h[:, None], 1.0)
     return stepped, evaluate(z, stepped.dense, sigma)
-
-
-def plain(step: Step) -> Stepper:
-    """The step as it is: the `prepare` of a solve that is not compiled."""
-    return step

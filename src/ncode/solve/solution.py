@@ -43,9 +43,7 @@ class Dense:
         ends = (self.ends.detach() * sign).contiguous()
         index = torch.searchsorted(ends, (t.detach() * sign).contiguous())
         moved = torch.searchsorted(ends, (self.begins[:, :1].detach() * sign).contiguous(), right=True)
-        index = torch.maximum(index, moved).clamp_max(
-            ends.shape[1] - 1
-        )  # attempts that were refused lead nowhere
+        index = torch.maximum(index, moved).clamp_max(ends.shape[1] - 1)  # attempts that were refused lead nowhere
         begin, end = self.begins.gather(1, index), self.ends.gather(1, index)
         h = end - begin
         sigma = torch.where(h == 0, 0.0, (t - begin) / torch.where(h == 0, 1.0, h))

@@ -50,9 +50,7 @@ class Step:
         """Evaluations of the field in one step: where the end slope is handed on, it replaces the next first."""
         return self.tableau.stages + (len(self.tableau.extra_a) if self.dense else 0)
 
-    def __call__(
-        self, t: Tensor, h: Tensor, z: State, theta: Sequence[Tensor], first: State | None = None
-    ) -> Stepped:
+    def __call__(self, t: Tensor, h: Tensor, z: State, theta: Sequence[Tensor], first: State | None = None) -> Stepped:
         tableau, dtype = self.tableau, self.field.dtype
         hs, slope = like(h.to(dtype), z), self.field.bind(theta)
         times = self._times(t, h)

@@ -70,9 +70,7 @@ class Tolerance:
             # Hairer's stretch for DOP853: the low estimate tells how much smaller than the high one the error is.
             other = self._largest(field, low, scales)
             ratio = (
-                ratio
-                * ratio
-                / (ratio * ratio + 0.01 * other * other).sqrt().clamp_min(torch.finfo(ratio.dtype).tiny)
+                ratio * ratio / (ratio * ratio + 0.01 * other * other).sqrt().clamp_min(torch.finfo(ratio.dtype).tiny)
             )
         return ratio
 

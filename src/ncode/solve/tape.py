@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .compiled import rung
 from .field import State
 from .record import Moves
 
@@ -45,11 +46,11 @@ class Tape:
                 z = tuple(leaf.index_select(0, kept) for leaf in z)
         self.entries.append(_Entry(moves._replace(z=(), theta=(), dense=None, slopes=()), kept, z))
 
-    def steps(self, ok: Tensor, z0: State, *, rooted: bool, narrow: bool) -> Steps:
+    def steps(self, ok: Tensor, z0: State, *, rooted: bool, ladder: int | None = None) -> Steps:
         """The steps of the samples that did not fail.
 
-        `rooted` leaves every sample in its place. `narrow` lets the number of samples shrink from step to step; without
-        it, a sample that has no step n stands still at its last state.
+        `rooted` leaves every sample in its place. Otherwise the number of samples shrinks from step to step, with a
+        `ladder` only by that factor: then some samples have no step n, and stand still at their last state.
         """
         batch, every = len(ok), self.every
         if self._even(batch) and (rooted or bool(ok.all())):
@@ -64,25 +65,24 @@ class Tape:
         sample, number = sample[took], number[took]
         counts = torch.bincount(sample, minlength=batch)
         sizes: list[int] = torch.bincount(number).tolist()
-        order = (
-            None
-            if rooted
-            else torch.argsort(counts, descending=True, stable=True)[: sizes[0] if sizes else 0]
-        )
-        if not narrow or rooted:
-            sizes = [batch if rooted else sizes[0]] * len(sizes)
-
-        rank = (
-            everyone
-            if order is None
-            else torch.zeros_like(everyone).scatter_(0, order, everyone[: len(order)])
-        )
-        rank, counts = rank[sample], counts if order is None else counts[order]
+        samples = batch if rooted or not sizes else sizes[0]
+        order, rank = None, everyone
+        if rooted:
+            sizes = [batch] * len(sizes)
+        else:
+            order = torch.argsort(counts, descending=True, stable=True)[:samples]
+            rank = torch.zeros_like(everyone).scatter_(0, order, everyone[:samples])
+            counts = counts[order]
+            if ladder is not None and sizes:
+                sizes = [rung(batch, size) for size in sizes]
+                order, counts = _padded(order, sizes[0]), _padded(counts, sizes[0], value=0)
+        rank = rank[sample]
         states, position = self._states(z0)
         held = number % every == 0
         return Uneven(
             sizes,
             order,
+            samples,
             counts,
             times=tuple(torch.cat([getattr(m, name) for m in moves]) for name in ("t", "t_next", "h")),
             where=_table(rank, number, took, len(sizes), torch.zeros_like(counts)),
@@ -113,9 +113,7 @@ class Tape:
             rows = torch.arange(base, base + count, device=device)
             places.append(rows if entry.kept is None else place.scatter_(0, entry.kept, rows))
             base += count
-        states = tuple(
-            torch.cat([*(e.z[i] for e in self.entries), leaf.detach()]) for i, leaf in enumerate(z0)
-        )
+        states = tuple(torch.cat([*(e.z[i] for e in self.entries), leaf.detach()]) for i, leaf in enumerate(z0))
         return states, torch.cat([torch.zeros(0, dtype=torch.long, device=device), *places])
 
 
@@ -125,14 +123,27 @@ def _table(rank: Tensor, number: Tensor, value: Tensor, height: int, empty: Tens
     filled = torch.zeros_like(table, dtype=torch.bool)
     table[number, rank], filled[number, rank] = value, True
     depth = filled.sum(0)
-    last = (
-        torch.where(depth > 0, table.gather(0, (depth - 1).clamp_min(0)[None])[0], empty) if height else empty
-    )
+    last = torch.where(depth > 0, table.gather(0, (depth - 1).clamp_min(0)[None])[0], empty) if height else empty
     return torch.where(filled, table, last)
+
+
+def _padded(leaf: Tensor, size: int, value: int | None = None) -> Tensor:
+    """A vector made longer, with a value or with its own first element."""
+    more = size - len(leaf)
+    return (
+        leaf
+        if more <= 0
+        else torch.cat([leaf, leaf[:1].expand(more) if value is None else leaf.new_full((more,), value)])
+    )
 
 
 class Steps(Protocol):
     """Steps of samples side by side, from the first."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are in the order; what follows them only fills a compiled shape."""
+        ...
 
     @property
     def order(self) -> Tensor | None:
@@ -154,15 +165,15 @@ class Even:
     """All samples took the same number of steps, and none was refused."""
 
     moves: list[Moves]
-    batch: int
+    samples: int
     order: None = None
 
     @property
     def sizes(self) -> list[int]:
-        return [self.batch] * len(self.moves)
+        return [self.samples] * len(self.moves)
 
     def move(self, n: int) -> Moves:
-        source = torch.arange(n * self.batch, (n + 1) * self.batch, device=self.moves[n].h.device)
+        source = torch.arange(n * self.samples, (n + 1) * self.samples, device=self.moves[n].h.device)
         return self.moves[n]._replace(source=source)
 
 
@@ -172,6 +183,7 @@ class Uneven:
 
     sizes: list[int]
     order: Tensor | None
+    samples: int
     counts: Tensor  # of steps, in that order
     times: tuple[Tensor, ...]  # t, t_next and h of all attempts' rows
     where: Tensor  # (steps, samples): which of those rows
@@ -187,6 +199,4 @@ class Uneven:
         z: State = ()
         if n % self.every == 0:
             z = tuple(leaf.index_select(0, self.kept[n // self.every, :size]) for leaf in self.states)
-        return Moves(
-            None, torch.where(moving, t, t_next), t_next, torch.where(moving, h, 0.0), z, source=source
-        )
+        return Moves(None, torch.where(moving, t, t_next), t_next, torch.where(moving, h, 0.0), z, source=source)

@@ -71,9 +71,7 @@ def touch(
 
     # Stand-ins for the arguments: what leads to them is not outside.
     z = tuple(leaf.detach().requires_grad_() for leaf in z)
-    theta = tuple(
-        leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex()) for leaf in theta
-    )
+    theta = tuple(leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex()) for leaf in theta)
     t = t.detach().requires_grad_()
     seen = _Seen((t, *z, *theta))
     with torch.enable_grad():
@@ -95,9 +93,7 @@ def _leaves(slope: State, trained: Sequence[Tensor], start: Any) -> Iterator[Ten
     """Leaf tensors that the slope's graph leads to, stopping at tensors already known."""
     ends = {(tensor.grad_fn, tensor.output_nr) for tensor in trained if tensor.grad_fn is not None}
     born = start._sequence_nr()
-    stack: list[tuple[Any, int]] = [
-        (leaf.grad_fn, leaf.output_nr) for leaf in slope if leaf.grad_fn is not None
-    ]
+    stack: list[tuple[Any, int]] = [(leaf.grad_fn, leaf.output_nr) for leaf in slope if leaf.grad_fn is not None]
     visited = set()
     while stack:
         node, index = stack.pop()

@@ -7,7 +7,7 @@ and exported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -17,9 +17,9 @@ from .field import State
 from .join import Outputs
 from .problem import Problem
 from .record import Moves, Window, spread
-from .retake import Stepper, Times, retake
+from .retake import Times, retake
 from .status import Status
-from .step import Step, like
+from .step import like
 from .tape import Even, Steps
 
 
@@ -37,17 +37,13 @@ def planned(problem: Problem) -> Even:
     return Even([Moves(None, full(a), full(b), full(b - a), ()) for a, b in pairwise(times)], problem.batch)
 
 
-def unroll(
-    problem: Problem, steps: Steps, prepare: Callable[[Step], Stepper], first: State | None = None
-) -> Outputs:
+def unroll(problem: Problem, steps: Steps, first: State | None = None) -> Outputs:
     """Take the steps with autograd."""
     field, order = problem.field, steps.order
     dense = problem.dense or problem.ts is not None
     hand_on = dense and problem.tableau.dense_needs_end
     z = _ordered(problem.z0, order)
-    rows = _ordered(
-        (*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,))), order
-    )
+    rows = _ordered((*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,))), order)
     saved = _ordered(_start(problem), order)
     states: list[State] = []
     powers: list[State] = []
@@ -58,15 +54,14 @@ def unroll(
         window = Window.of(times.ts.detach(), move) if times.ts is not None else None
         if slope is not None:
             slope = tuple(leaf[:size] for leaf in slope)
-        stepped, passed = retake(problem, prepare, move, part, theta, times, window, dense=dense, first=slope)
+        stepped, passed = retake(problem, move, part, theta, times, window, dense=dense, first=slope)
         if window is not None:
             saved = tuple(_fill(old, new, window) for old, new in zip(saved, passed, strict=True))
         if problem.dense and stepped.dense is not None:
             states.append(part[: 1 + field.driven])
             powers.append(stepped.dense)
         z = tuple(
-            torch.cat([new, old[size:]]) if size < len(old) else new
-            for new, old in zip(stepped.z, z, strict=True)
+            torch.cat([new, old[size:]]) if size < len(old) else new for new, old in zip(stepped.z, z, strict=True)
         )
         slope = stepped.end if hand_on else None
     if order is not None:
@@ -79,8 +74,7 @@ def lose(outputs: Outputs, status: Tensor) -> Outputs:
     failed = status != Status.OK
     return outputs._replace(
         z=tuple(
-            torch.where(mask, torch.nan, leaf)
-            for mask, leaf in zip(like(failed, outputs.z), outputs.z, strict=True)
+            torch.where(mask, torch.nan, leaf) for mask, leaf in zip(like(failed, outputs.z), outputs.z, strict=True)
         )
     )
 
@@ -90,8 +84,7 @@ def _start(problem: Problem) -> State:
         return ()
     at_start = problem.ts.detach() == problem.t0.detach()[:, None]
     return tuple(
-        torch.where(spread(at_start, leaf), leaf[:, None], torch.nan)
-        for leaf in problem.z0[: 1 + problem.field.driven]
+        torch.where(spread(at_start, leaf), leaf[:, None], torch.nan) for leaf in problem.z0[: 1 + problem.field.driven]
     )
 
 

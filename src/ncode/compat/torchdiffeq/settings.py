@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -71,9 +70,19 @@ class Settings:
             raise InputError('odeint_adjoint has the "adjoint" gradient: for another, use odeint')
         number = {
             name: check_number(f'options["{name}"]', _item(options[name]), low=low, strict=low == 0)
-            for name, low in {"step_size": 0, "safety": 0, "dfactor": 0, "ifactor": 1, "max_num_steps": 1}.items()
+            for name, low in {
+                "step_size": 0,
+                "safety": 0,
+                "dfactor": 0,
+                "ifactor": 1,
+                "max_num_steps": 1,
+            }.items()
             if name in options
         }
+        if number.get("max_num_steps", 1) % 1:
+            raise InputError(
+                f'options["max_num_steps"] must be a whole number; given {options["max_num_steps"]}'
+            )
         names = {"safety": "safety", "dfactor": "smallest", "ifactor": "largest"}
         return cls(
             method=(FIXED if fixed else ADAPTIVE)[method],
@@ -93,8 +102,8 @@ def tolerance(name: str, value: Any) -> float:
     value = _item(value)
     if isinstance(value, (Tensor, tuple, list)):
         raise InputError(
-            f"{name} must be one number for the whole state; given a {type(value).__name__}: pass the smallest, or scale"
-            " the state's parts so that one fits all"
+            f"{name} must be one number for the whole state; given a {type(value).__name__}: pass the smallest, or"
+            " scale the state's parts so that one fits all"
         )
     return check_number(name, value, low=0.0)
 
@@ -109,8 +118,8 @@ def check_adjoint(method: Any, options: Any, adjoint_method: Any, adjoint_option
     """The adjoint is solved as the forward problem is: refuse what asks for something else."""
     if adjoint_method is not None and adjoint_method != (method or "dopri5"):
         raise InputError(
-            f"adjoint_method={adjoint_method!r} differs from method={method!r}: ncode solves the adjoint with the method of"
-            " the forward solve; leave adjoint_method out"
+            f"adjoint_method={adjoint_method!r} differs from method={method!r}: ncode solves the adjoint with the"
+            " method of the forward solve; leave adjoint_method out"
         )
     if adjoint_options is None:
         return
@@ -118,10 +127,10 @@ def check_adjoint(method: Any, options: Any, adjoint_method: Any, adjoint_option
     norm = wanted.pop("norm", "seminorm")
     if not (isinstance(norm, str) and norm == "seminorm"):
         raise InputError(
-            'adjoint_options["norm"] can only be "seminorm" (which is always used here); given another norm: leave it out'
+            'adjoint_options["norm"] can only be "seminorm", which is always used here; given another: leave it out'
         )
-    given = options or {}
-    differing = [name for name in wanted if name not in given or given[name] is not wanted[name] != given[name]]
+    given = {} if options is None else options
+    differing = [name for name, value in wanted.items() if name not in given or given[name] != value]
     if differing:
         raise InputError(
             f"adjoint_options differ from options in {', '.join(map(repr, differing))}: ncode solves the adjoint as it"
@@ -129,30 +138,28 @@ def check_adjoint(method: Any, options: Any, adjoint_method: Any, adjoint_option
         )
 
 
-def is_uniform(t: Tensor) -> bool:
-    """Whether times are evenly spaced, up to their rounding."""
-    steps = t.diff()
-    return bool((steps - steps.mean()).abs().max() <= 4 * torch.finfo(t.dtype).eps * t.abs().max())
-
-
 def _options(method: str, fixed: bool, options: Any) -> Mapping[str, Any]:
     """Check the names of options, and the values of those that change nothing here."""
     options = {} if options is None else _mapping("options", options)
-    kind, mine, others = ("fixed", FOR_FIXED, FOR_ADAPTIVE) if fixed else ("adaptive", FOR_ADAPTIVE, FOR_FIXED)
+    kind, mine, others = (
+        ("fixed", FOR_FIXED, FOR_ADAPTIVE) if fixed else ("adaptive", FOR_ADAPTIVE, FOR_FIXED)
+    )
     for name in options:
         if name in NO_OPTION:
             raise InputError(f'option "{name}" is not available: {NO_OPTION[name]}')
         if name in others:
             raise InputError(
-                f'option "{name}" is not one of method "{method}", which has {kind} steps: leave it out, or choose one of'
-                f" {', '.join(ADAPTIVE if fixed else FIXED)}"
+                f'option "{name}" is not one of method "{method}", which has {kind} steps: leave it out, or choose one'
+                f" of {', '.join(ADAPTIVE if fixed else FIXED)}"
             )
         choose(f'option of method "{method}"', name, (*mine, *FOR_ALL))
     if options.get("dtype", torch.float64) is not torch.float64:
-        raise InputError(f'option "dtype" is torch.float64 here, the precision of time; given {options["dtype"]}')
+        raise InputError(
+            f'option "dtype" is torch.float64 here, the precision of time; given {options["dtype"]}'
+        )
     if options.get("interp", "cubic") != "cubic":
         raise InputError(
-            f"option \"interp\" can only be \"cubic\"; given {options['interp']!r}: values between steps are of the"
+            f'option "interp" can only be "cubic"; given {options["interp"]!r}: values between steps are of the'
             " method's own order here; leave it out"
         )
     if options.get("perturb"):

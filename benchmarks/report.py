@@ -1,0 +1,135 @@
+"""Tables for people and JSON for the record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from .contest import Aim, Contest
+from .measure import Row
+
+HEAD = (
+    "library",
+    "how",
+    "ms",
+    "/ eager",
+    "/ compiled",
+    "NFE",
+    "backward",
+    "MiB",
+    "gradient error",
+    "first, s",
+    "f",
+)
+
+
+def table(rows: Sequence[Row], device: str) -> str:
+    """Markdown that also reads well as plain text."""
+    ours = {row.entry.label: row.seconds for row in rows if row.entry.library == "ncode"}
+    lines = [HEAD, *(_cells(row, ours) for row in rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
+    left = {0, 1, len(HEAD) - 1}
+    rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
+    lines.insert(1, tuple(rule))
+    return "\n".join(
+        "| "
+        + " | ".join(
+            cell.ljust(width) if i in left else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        + " |"
+        for line in lines
+    )
+
+
+def _cells(row: Row, ours: Mapping[str, float]) -> tuple[str, ...]:
+    nfe, back = "", ""
+    if row.nfe is not None:
+        nfe = f"{row.nfe.forward:.0f}"
+        if row.nfe.most is not None and row.nfe.most != row.nfe.forward:
+            nfe = f"{row.nfe.forward:.1f} to {row.nfe.most:.0f}"
+        back = "" if row.nfe.backward is None else f"{row.nfe.backward:.0f}"
+    return (
+        row.entry.library,
+        row.entry.label,
+        f"{row.seconds * 1e3:.2f}",
+        *(f"{row.seconds / ours[label]:.2f}" if label in ours else "" for label in ("eager", "compiled")),
+        nfe,
+        back,
+        "" if row.memory is None else f"{row.memory / 2**20:.1f}",
+        f"{row.gradient_error:.1e}",
+        f"{row.first:.1f}",
+        row.variant,
+    )
+
+
+def verdicts(rows: Sequence[Row], aims: Sequence[Aim], device: str) -> list[str]:
+    """One line an aim: reached or not."""
+    lines = []
+    for verdict in _judge(rows, aims, device):
+        word = "reached" if verdict["reached"] else "NOT reached"
+        lines.append(
+            f"aim {verdict['aim']:g}: {verdict['ours']} / {verdict['peer']} = {verdict['ratio']:.2f}, {word}"
+        )
+    return lines
+
+
+def _judge(rows: Sequence[Row], aims: Sequence[Aim], device: str) -> list[dict[str, Any]]:
+    """Each aim that can be judged: the best of our rows of that kind against the best of the peer's."""
+    verdicts = []
+    for aim in aims:
+        ours = [row for row in rows if row.entry.library == "ncode" and row.entry.label.startswith(aim.ours)]
+        peers = [row for row in rows if row.entry.library == aim.peer]
+        if aim.device != device or not ours or not peers:
+            continue
+        us, them = (min(some, key=lambda row: row.seconds) for some in (ours, peers))
+        ratio = us.seconds / them.seconds
+        verdicts.append(
+            {
+                "ours": us.name,
+                "peer": them.name,
+                "aim": aim.ratio,
+                "ratio": ratio,
+                "reached": ratio <= aim.ratio,
+            }
+        )
+    return verdicts
+
+
+def record(
+    title: str, rows: Sequence[Row], failed: Mapping[str, str], contest: Contest, device: str
+) -> dict[str, Any]:
+    """All that was measured on one workload."""
+    return {
+        "title": title,
+        "reference_loss": contest.reference.loss,
+        "rows": [_row(row) for row in rows],
+        "aims": _judge(rows, contest.aims, device),
+        "skipped": dict(contest.skipped),
+        "failed": dict(failed),
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "library": row.entry.library,
+        "label": row.entry.label,
+        "variant": row.variant,
+        "seconds": row.seconds,
+        "all_seconds": row.times,
+        "first_seconds": row.first,
+        "threads_busy": row.busy,
+        "nfe": None if row.nfe is None else row.nfe._asdict(),
+        "peak_bytes": row.memory,
+        "loss": row.loss,
+        "gradient_error": row.gradient_error,
+        "tried": row.tried,
+    }
+
+
+def write(path: Path, data: Mapping[str, Any]) -> None:
+    """Write JSON, making folders on the way."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")

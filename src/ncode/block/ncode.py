@@ -1,0 +1,230 @@
+"""`NCODE`: the module that joins a dynamics and a controller."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..control import Controller, State, Static
+from ..control.base import Theta
+from ..costs import Regulariser, System, total
+from ..dynamics import Dynamics, usual
+from ..solve import PID, InputError, Solution, solve
+from ..solve.field import Cost
+from ..solve.problem import check_state
+from .describe import describe
+from .family import FAMILY, Member
+from .fit import check_context, check_control_fits, check_given, check_precision, check_state_shape
+from .outcome import exactly, named
+from .settings import Settings
+from .shortcuts import shortcut
+from .wiring import Control, Feedback, Once, Speed, Velocity, cast
+
+
+class NCODE(nn.Module):
+    """A neurally controlled ODE: dx/dt = f(t, x, theta), with theta set, and maybe driven, by a controller.
+
+    A module like any other: `block(x)` is x at t1, and gradients reach all parameters and x. `block.solve(x)` tells more:
+    the trajectory, the control, a running cost, how many evaluations it took.
+
+    Args:
+        dynamics: f, of `ncode.dynamics`; `ncode.dynamics.Function` makes one of any function.
+        controller: Who sets theta, of `ncode.control`. `Static()`, a plain NODE, unless told.
+        t0, t1: The interval.
+        method, rtol, atol, dt, step, gradient, compile, max_steps, checkpoint_every, pid: As for `ncode.solve`.
+        exact: Use closed forms where there are: linear dynamics under a control that stands still are solved by the
+            matrix exponential, unless a step size dt is given. False: always the solver.
+
+    Every model of the paper, and those it compares with, is a choice of both: see `NCODE.family()`.
+
+    >>> import torch, ncode
+    >>> f = ncode.dynamics.MLP(2, hidden=16)  # f.control_shapes says what it wants to be given
+    >>> trunk = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh())
+    >>> block = ncode.NCODE(f, ncode.OpenLoop(trunk))
+    >>> x = torch.randn(5, 2)
+    >>> block(x).shape
+    torch.Size([5, 2])
+    >>> sol = block.solve(x, save_at=torch.linspace(0, 1, 11))
+    >>> sol.xs.shape, sol.theta["weight 1"].shape
+    (torch.Size([5, 11, 2]), torch.Size([5, 16, 2]))
+    """
+
+    def __init__(
+        self,
+        dynamics: Dynamics,
+        controller: Controller | None = None,
+        t0: float = 0.0,
+        t1: float = 1.0,
+        *,
+        method: str = "dopri5",
+        rtol: float = 1e-3,
+        atol: float = 1e-6,
+        dt: float | None = None,
+        step: str = "sample",
+        gradient: str = "discrete",
+        compile: bool = False,
+        max_steps: int = 10_000,
+        checkpoint_every: int = 1,
+        pid: PID | None = None,
+        exact: bool = True,
+    ):
+        super().__init__()
+        if not isinstance(dynamics, Dynamics):
+            raise InputError(
+                f"dynamics must be one of ncode.dynamics; given {type(dynamics).__name__}: wrap a function or module"
+                " f(t, x, theta) with ncode.dynamics.Function(f, control_shapes)"
+            )
+        controller = Static() if controller is None else controller
+        if not isinstance(controller, Controller):
+            raise InputError(
+                f"controller must be one of ncode.control; given {type(controller).__name__}: a trunk goes into"
+                " ncode.OpenLoop(trunk)"
+            )
+        self.dynamics, self.controller = dynamics, controller
+        self.settings = Settings(
+            *(t0, t1, method, rtol, atol, dt, step, gradient, compile),
+            *(max_steps, checkpoint_every, pid, exact),
+        )
+        shapes = dynamics.control_shapes
+        controller.bind(shapes, usual(shapes))
+
+    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+        """The state at t1.
+
+        Args:
+            x: What the dynamics start from, (batch, ...).
+            context: What the controller is shown, where it is not x: an image, and x the start of a latent flow.
+        """
+        return self.solve(x, context=context).x
+
+    def trajectory(self, x: Tensor, ts: Tensor, context: Tensor | None = None) -> Tensor:
+        """The state at times ts, shared (T,) or a sample's own (batch, T): (batch, T, ...).
+
+        It is solved from t0 to the last of them.
+        """
+        times = torch.as_tensor(ts)
+        if times.dim() == 0 or times.shape[-1] == 0:
+            raise InputError(f"ts must hold at least one time, (T,) or (batch, T); given {tuple(times.shape)}")
+        solution = self.solve(x, context=context, save_at=times, t1=times[..., -1])
+        assert solution.xs is not None
+        return solution.xs
+
+    def solve(
+        self,
+        x: Tensor,
+        *,
+        context: Tensor | None = None,
+        theta: Theta | Tensor | None = None,
+        cost: Cost | Regulariser | Sequence[Cost | Regulariser] | None = None,
+        save_at: Tensor | None = None,
+        dense: bool = False,
+        throw: bool = True,
+        **changes: Any,
+    ) -> Solution:
+        """Solve, and tell all about it.
+
+        Args:
+            x: What the dynamics start from, (batch, ...).
+            context: What the controller is shown, where it is not x.
+            theta: A control to start from in place of the controller's own: a dict by name, or a tensor where there is one
+                control only. `sol.theta` of one solve carries over to the next.
+            cost: A running cost l(t, x, theta), theta a dict by name; a regulariser of `ncode.costs`; or a list of those,
+                to be added.
+            save_at, dense, throw: As for `ncode.solve`.
+            changes: Other settings for this solve alone: t1=2.0, rtol=1e-6, gradient="adjoint", ...
+
+        Returns:
+            The solution; `sol.theta` and `sol.thetas` are dicts by name of the control.
+        """
+        settings = self.settings.changed(changes)
+        x0, state = self._start(x, context, theta)
+        way = shortcut(self.dynamics.structure, self.controller.motion, settings, x0)
+        if way is None or cost is not None or dense:
+            return self._integrate(x0, state, settings, cost, save_at, dense, throw)
+        control = Control(self.dynamics, self.controller, state)
+        theta0 = control(x0.new_zeros(len(x0)), state.driven or state.fixed)
+        return exactly(way(x0, theta0, save_at), theta0, x0, settings, save_at, throw)
+
+    @staticmethod
+    def family() -> dict[str, Member]:
+        """The models of the paper, and those it compares with, as one table of choices.
+
+        Each is a dynamics and a controller; `choose(dim)` gives both for x (batch, dim).
+
+        >>> import torch, ncode
+        >>> for name, member in ncode.NCODE.family().items():
+        ...     print(f"{name:21} {member.controller:32} {member.dynamics}")
+        NODE                  Static()                         MLP(dim)
+        ANODE                 Static()                         Augmented(MLP(dim + 5), zeros=5)
+        data-controlled NODE  DataControl()                    MLP(dim, controlled=(), context=dim)
+        ANODEV2               ClosedLoop(Drift(q))             MLP(dim)
+        depth-varying NODE    TimeVarying("fourier", terms=5)  MLP(dim)
+        second-order NODE     Static()                         SecondOrder(MLP(2 * dim, out=dim), velocity="zero")
+        open-loop N-CODE      OpenLoop(trunk)                  MLP(dim)
+        closed-loop N-CODE    ClosedLoop(Feedback(trunk))      MLP(dim)
+        plastic N-CODE        Hebbian()                        Recurrent(dim)
+        >>> block = ncode.NCODE(*ncode.NCODE.family()["open-loop N-CODE"].choose(2), t1=2.0)
+        >>> block(torch.zeros(3, 2)).shape
+        torch.Size([3, 2])
+        """
+        return dict(FAMILY)
+
+    def config(self) -> dict[str, Any]:
+        """The arguments that build this block again."""
+        return {"dynamics": self.dynamics, "controller": self.controller, **self.settings.told()}
+
+    def extra_repr(self) -> str:
+        """The equations, the interval and how it is solved, as they show in `print(block)`."""
+        return describe(self.dynamics, self.controller, self.settings)
+
+    def _start(self, x: Tensor, context: Tensor | None, theta: Theta | Tensor | None) -> tuple[Tensor, State]:
+        """The state at t0, and the controller's."""
+        check_state(x)
+        check_precision(self, x)
+        x0 = self.dynamics.lift(x)
+        check_state_shape(self.dynamics, x, x0)
+        shapes = self.dynamics.control_shapes
+        if theta is None:
+            seen = x if context is None else check_context(context, x)
+            state = self.controller.start(seen)
+        else:
+            state = self.controller.given(check_given(theta, shapes, len(x)))
+        state = State(*({name: cast(value, x0) for name, value in part.items()} for part in state))
+        control = self.controller.control(x0.new_zeros(len(x0)), state)
+        check_control_fits(control, shapes, len(x0))
+        return x0, state
+
+    def _integrate(
+        self,
+        x0: Tensor,
+        state: State,
+        settings: Settings,
+        cost: Cost | Regulariser | Sequence[Cost | Regulariser] | None,
+        save_at: Tensor | None,
+        dense: bool,
+        throw: bool,
+    ) -> Solution:
+        """By the solver."""
+        joined = (self.dynamics, self.controller, state)
+        velocity, control = Velocity(*joined), Control(*joined)
+        if cost is not None:
+            # A compiler sees for itself that both ask for the same.
+            shown = velocity if settings.compile else Once(velocity)
+            cost, velocity = total(cost, System(shown, control, Speed(*joined)), x0), shown
+        solution = solve(
+            velocity,
+            x0,
+            settings.t0,
+            settings.t1,
+            theta=state.driven or state.fixed or None,
+            feedback=Feedback(*joined) if state.driven else None,
+            cost=cost,
+            save_at=save_at,
+            dense=dense,
+            throw=throw,
+            **settings.solver(),
+        )
+        return named(solution, control, self.controller.motion, settings)

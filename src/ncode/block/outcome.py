@@ -1,0 +1,66 @@
+"""Solutions of a block: with the control by name, and those that came without the solver."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..control.base import Theta
+from ..control.motion import Motion, Still
+from ..solve import Solution, SolveError, Stats, Status
+from ..solve.problem import check_saved, check_time, symbolic
+from .settings import Settings
+from .shortcuts import Reached
+from .wiring import Control
+
+
+def named(solution: Solution, control: Control, motion: Motion, settings: Settings) -> Solution:
+    """The solver's solution, with the control in place of what the solver carried."""
+    x, ts = solution.x, solution.ts
+    t1 = torch.as_tensor(settings.t1, device=x.device).to(x.real.dtype).expand(len(x))
+    theta = control(t1, solution.theta)
+    if ts is None:
+        return replace(solution, theta=theta)
+    if isinstance(motion, Still):
+        return replace(solution, theta=theta, thetas=held(theta, ts.shape[1]))
+    columns = []
+    for column in range(ts.shape[1]):
+        then = {name: value[:, column] for name, value in (solution.thetas or {}).items()}
+        columns.append(control(ts[:, column].to(x.real.dtype), then))
+    thetas = {name: torch.stack([then[name] for then in columns], 1) for name in theta} if columns else held(theta, 0)
+    return replace(solution, theta=theta, thetas=thetas)
+
+
+def exactly(
+    reached: Reached, theta: Theta, x0: Tensor, settings: Settings, save_at: Tensor | None, throw: bool
+) -> Solution:
+    """A solution that came without steps, with the statuses that the solver would give."""
+    time = torch.float32 if x0.device.type == "mps" else torch.float64
+    (_, t0), (_, t1) = check_time("t0", settings.t0, x0, time), check_time("t1", settings.t1, x0, time)
+    given, full = (None, None) if save_at is None else check_saved(save_at, t0.detach(), t1.detach())
+    none = torch.zeros(len(x0), dtype=torch.int32, device=x0.device)
+    finite = reached.x.detach().isfinite().flatten(1).all(1)
+    codes = torch.where(finite, Status.OK, Status.NOT_FINITE).to(torch.int32)
+    solution = Solution(
+        x=torch.where(finite[:, None], reached.x, torch.nan),
+        theta=dict(theta),
+        cost=None,
+        ts=None if given is None or full is None else given.expand(full.shape),
+        xs=reached.xs,
+        thetas=None if full is None else held(theta, full.shape[1]),
+        stats=Stats(none, none, none),
+        codes=codes,
+        t=t1.detach(),
+    )
+    # The one place where the CPU waits for the GPU.
+    if throw and not symbolic() and not bool(finite.all()):
+        failed = (~finite).nonzero().flatten().tolist()
+        raise SolveError(failed, t1[failed].tolist(), [Status.NOT_FINITE] * len(failed), solution, len(x0))
+    return solution
+
+
+def held(theta: Theta, count: int) -> dict[str, Tensor]:
+    """A control that stands still at so many times: views, not copies."""
+    return {name: value[:, None].expand(-1, count, *value.shape[1:]) for name, value in theta.items()}

@@ -1,0 +1,69 @@
+"""What every controller is: who sets theta at t0, and what drives it from there."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from .motion import Motion
+
+Shape = tuple[int | None, ...]  # None: any size
+Shapes = Mapping[str, Shape]
+Theta = Mapping[str, Tensor]
+
+
+class State(NamedTuple):
+    """What a controller keeps while a batch is solved: tensors (batch, ...) by name of the control."""
+
+    fixed: Theta  # stays as it is
+    driven: Theta  # is integrated beside x
+
+
+class Controller(nn.Module, ABC):
+    """Who sets the control of a dynamics: theta(t0) = gamma(x0), and dtheta/dt = g(t, x, theta).
+
+    Abstract. A block binds its controller to the shapes that its dynamics want, once. In each solve it asks for the
+    state at t0, for the control that a state stands for at a time, and for the speed of the control.
+    """
+
+    equation: str
+    """What sets or drives theta, for a reader."""
+
+    @abstractmethod
+    def bind(self, shapes: Shapes, initial: Mapping[str, Tensor]) -> None:
+        """Make what is needed to control these shapes.
+
+        `initial` holds where a static weight of each shape would start; a shape that is left open has none.
+        """
+
+    @abstractmethod
+    def start(self, context: Tensor) -> State:
+        """The state at t0, from what the controller is shown: what the block was given, unless told otherwise."""
+
+    @abstractmethod
+    def given(self, theta: Theta) -> State:
+        """The state that stands for a control given from outside, in place of `start`."""
+
+    @abstractmethod
+    def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
+        """The control at t (batch,): tensors (batch, ...), or without the batch dimension where all samples share it."""
+
+    @abstractmethod
+    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
+        """dtheta/dt at t (batch,), (batch, ...) each. What is not named stands still; what is driven is named."""
+
+    @property
+    @abstractmethod
+    def motion(self) -> Motion:
+        """How the control moves, for solvers that use it."""
+
+    @abstractmethod
+    def config(self) -> dict[str, Any]:
+        """The arguments that build this object again."""
+
+    def extra_repr(self) -> str:
+        """The arguments that are neither modules nor functions, as they show in `print(block)`."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.config().items() if not callable(value))

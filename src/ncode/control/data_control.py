@@ -1,0 +1,66 @@
+"""Data control: gamma is the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ..solve.status import InputError
+from .base import Controller, Shapes, State, Theta
+from .bound import describe
+from .motion import Motion, Still
+
+
+class DataControl(Controller):
+    """theta = x(0): the dynamics see the initial value beside the state (Massaroli et al., 2020).
+
+    Made for the `context` of `MLP` and `ConvBlock`, which the first layer sees beside x. Gradients reach x(0) by this way
+    too.
+
+    >>> import torch, ncode
+    >>> f = ncode.dynamics.MLP(2, hidden=16, controlled=(), context=2)
+    >>> ncode.NCODE(f, ncode.DataControl())(torch.zeros(5, 2)).shape
+    torch.Size([5, 2])
+    """
+
+    equation = "theta = x0"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name: str | None = None
+
+    def bind(self, shapes: Shapes, initial: Mapping[str, Tensor]) -> None:
+        """One control, to be the initial value."""
+        if len(shapes) != 1:
+            raise InputError(
+                f"DataControl sets one control, the initial value; the dynamics want {describe(shapes)}. Give the dynamics a"
+                " context and let them learn the rest (controlled=(), context=...), or drive the rest by Parts"
+            )
+        (self.name,) = shapes
+
+    def start(self, context: Tensor) -> State:
+        """What the block is given."""
+        return State({self.name: context} if self.name is not None else {}, {})
+
+    def given(self, theta: Theta) -> State:
+        """Another control in place of the initial value."""
+        return State(theta, {})
+
+    def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
+        """As it was at t0."""
+        return dict(state.fixed)
+
+    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    @property
+    def motion(self) -> Motion:
+        """None."""
+        return Still()
+
+    def config(self) -> dict[str, Any]:
+        """No arguments."""
+        return {}

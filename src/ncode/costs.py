@@ -1,0 +1,232 @@
+"""Regularisers as running costs: what a trajectory is charged for on its way.
+
+Each is given to `NCODE.solve(x, cost=...)`, alone or in a list, and its integral over [t0, t1] is `sol.cost`. With
+`ncode.solve` itself, `regulariser.on(System(f), x0)` makes the running cost l(t, x, theta).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .solve.field import Cost, Dynamics
+from .solve.problem import check_number, choose
+from .solve.status import InputError
+
+__all__ = ["ControlNorm", "ControlSpeed", "JacobianNorm", "KineticEnergy", "Regulariser", "System", "total"]
+
+
+def _itself(t: Tensor, theta: Any) -> Mapping[str, Tensor]:
+    return theta if isinstance(theta, Mapping) else {} if theta is None else {"theta": theta}
+
+
+def _at_rest(t: Tensor, x: Tensor, theta: Any) -> Mapping[str, Tensor]:
+    return {}
+
+
+@dataclass(frozen=True)
+class System:
+    """What a regulariser may look at: functions of the time, the state and whatever the solver carries as theta."""
+
+    f: Dynamics  # dx/dt
+    control: Callable[[Tensor, Any], Mapping[str, Tensor]] = _itself  # the control, (batch, ...) by name
+    speed: Callable[[Tensor, Tensor, Any], Mapping[str, Tensor]] = _at_rest  # dtheta/dt, (batch, ...) by name
+
+
+class Regulariser(ABC):
+    """A running cost that is known before the system is."""
+
+    @abstractmethod
+    def on(self, system: System, x0: Tensor) -> Cost:
+        """The running cost l(t, x, theta) -> (batch,) of one solve that starts at x0."""
+
+
+@dataclass(frozen=True)
+class KineticEnergy(Regulariser):
+    """weight * |dx/dt|^2: favours straight and slow trajectories (Finlay et al., 2020).
+
+    >>> import torch, ncode
+    >>> f = ncode.dynamics.Function(lambda t, x, theta: torch.full_like(x, 2.0))
+    >>> sol = ncode.NCODE(f).solve(torch.zeros(1, 3), cost=ncode.costs.KineticEnergy(weight=0.5))
+    >>> sol.cost.detach().round(decimals=4)
+    tensor([6.])
+    """
+
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("weight", self.weight, low=0.0)
+
+    def on(self, system: System, x0: Tensor) -> Cost:
+        """l = weight * |f|^2."""
+        return _Square(self.weight, system)
+
+
+@dataclass(frozen=True)
+class JacobianNorm(Regulariser):
+    """weight * |df/dx|^2 (Frobenius), estimated by Hutchinson's trick: E |e^T df/dx|^2 over noise e (Finlay et al., 2020).
+
+    The noise is drawn once a solve, so the cost is a smooth function of time, and its gradient is that of its value.
+
+    >>> import torch, ncode
+    >>> f = ncode.dynamics.Function(lambda t, x, theta: -x)  # df/dx is minus the identity
+    >>> sol = ncode.NCODE(f).solve(torch.ones(1, 3), cost=ncode.costs.JacobianNorm())
+    >>> sol.cost.detach().round(decimals=4)
+    tensor([3.])
+    """
+
+    weight: float = 1.0
+    samples: int = 1
+    noise: str = "rademacher"
+
+    def __post_init__(self) -> None:
+        check_number("weight", self.weight, low=0.0)
+        choose("noise", self.noise, ("rademacher", "gaussian"))
+        if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
+            raise InputError(f"samples must be a whole number of at least 1; given {self.samples!r}")
+
+    def on(self, system: System, x0: Tensor) -> Cost:
+        """l = weight * mean over the noise of |e^T df/dx|^2."""
+        noise = torch.randn(self.samples, *x0.shape, dtype=x0.dtype, device=x0.device)
+        vectors = (noise.sign() if self.noise == "rademacher" else noise).unbind(0)
+
+        def cost(t: Tensor, x: Tensor, theta: Any) -> Tensor:
+            wanted = torch.is_grad_enabled()
+            with torch.enable_grad():
+                at = x if wanted and x.requires_grad else x.detach().requires_grad_()
+                slope = system.f(t, at, theta)
+                pulled = [_pull(slope, at, e, wanted) for e in vectors]
+            return self.weight * sum((_square(row) for row in pulled[1:]), _square(pulled[0])) / self.samples
+
+        return cost
+
+
+@dataclass(frozen=True)
+class ControlNorm(Regulariser):
+    """weight * |theta|^2, over all tensors of the control.
+
+    >>> import torch, ncode
+    >>> f = ncode.dynamics.Function(lambda t, x, theta: theta, (3,))
+    >>> sol = ncode.NCODE(f).solve(torch.zeros(1, 3), theta=torch.ones(1, 3), cost=ncode.costs.ControlNorm())
+    >>> sol.cost.detach().round(decimals=4)
+    tensor([3.])
+    """
+
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("weight", self.weight, low=0.0)
+
+    def on(self, system: System, x0: Tensor) -> Cost:
+        """l = weight * |theta|^2."""
+        return _Norm(self.weight, system)
+
+
+@dataclass(frozen=True)
+class ControlSpeed(Regulariser):
+    """weight * |dtheta/dt|^2, over all tensors of the control; 0 where the control stands still.
+
+    >>> import torch, ncode
+    >>> f = ncode.dynamics.Function(lambda t, x, theta: 0 * x, {"u": (3,)})
+    >>> loop = ncode.ClosedLoop(lambda t, x, theta: {"u": x})
+    >>> sol = ncode.NCODE(f, loop).solve(torch.ones(1, 3), cost=ncode.costs.ControlSpeed())
+    >>> sol.cost.detach().round(decimals=4)
+    tensor([3.])
+    """
+
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("weight", self.weight, low=0.0)
+
+    def on(self, system: System, x0: Tensor) -> Cost:
+        """l = weight * |dtheta/dt|^2."""
+        return _Speed(self.weight, system)
+
+
+def total(costs: Cost | Regulariser | Sequence[Cost | Regulariser], system: System, x0: Tensor) -> Cost:
+    """One running cost out of one or several, each a function l(t, x, theta) of the control by name, or a regulariser."""
+    every = costs if isinstance(costs, Sequence) else [costs]
+    if not every:
+        raise InputError("cost is an empty list: leave it out, or name what to charge for")
+    for part in every:
+        if not callable(part) and not isinstance(part, Regulariser):
+            raise InputError(
+                "cost must be a function l(t, x, theta), a regulariser of ncode.costs, or a list of those; given"
+                f" {type(part).__name__}"
+            )
+    parts = tuple(
+        part.on(system, x0) if isinstance(part, Regulariser) else _Told(part, system) for part in every
+    )
+    return parts[0] if len(parts) == 1 else _Sum(parts)
+
+
+# Running costs are objects that compare by what they do, so that a solver that compiles finds what it has compiled.
+
+
+@dataclass(frozen=True)
+class _Square:
+    weight: float
+    system: System
+
+    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
+        return self.weight * _square(self.system.f(t, x, theta))
+
+
+@dataclass(frozen=True)
+class _Norm:
+    weight: float
+    system: System
+
+    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
+        return self.weight * _squares(t, self.system.control(t, theta))
+
+
+@dataclass(frozen=True)
+class _Speed:
+    weight: float
+    system: System
+
+    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
+        return self.weight * _squares(t, self.system.speed(t, x, theta))
+
+
+@dataclass(frozen=True)
+class _Told:
+    """A user's own cost, shown the control by name."""
+
+    cost: Cost
+    system: System
+
+    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
+        return self.cost(t, x, self.system.control(t, theta))
+
+
+@dataclass(frozen=True)
+class _Sum:
+    parts: tuple[Cost, ...]
+
+    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
+        return sum((part(t, x, theta) for part in self.parts[1:]), self.parts[0](t, x, theta))
+
+
+def _square(value: Tensor) -> Tensor:
+    """|value|^2, (batch,)."""
+    return value.square().sum(dim=tuple(range(1, value.dim()))) if value.dim() > 1 else value.square()
+
+
+def _squares(t: Tensor, values: Mapping[str, Tensor]) -> Tensor:
+    return sum((_square(value) for value in values.values()), torch.zeros_like(t))
+
+
+def _pull(slope: Tensor, x: Tensor, e: Tensor, wanted: bool) -> Tensor:
+    """e^T df/dx; zero where f does not depend on x."""
+    if not slope.requires_grad:
+        return torch.zeros_like(x)
+    (row,) = torch.autograd.grad(slope, x, e, create_graph=wanted, retain_graph=True, allow_unused=True)
+    return torch.zeros_like(x) if row is None else row

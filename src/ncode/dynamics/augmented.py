@@ -1,0 +1,62 @@
+"""Zero dimensions or channels beside the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..solve.status import InputError
+from .base import Dynamics, Shape, Shapes, Theta
+from .checks import count
+from .structure import Structure
+
+
+class Augmented(Dynamics):
+    """The same dynamics on a state with `zeros` more dimensions, or channels, that start at 0 (ANODE).
+
+    `dynamics` is made for the larger state; a controller still sees what the block is given.
+
+    >>> import torch, ncode
+    >>> f = ncode.dynamics.Augmented(ncode.dynamics.MLP(2 + 5), zeros=5)
+    >>> ncode.NCODE(f)(torch.ones(3, 2)).shape
+    torch.Size([3, 7])
+    """
+
+    def __init__(self, dynamics: Dynamics, zeros: int):
+        super().__init__()
+        if not isinstance(dynamics, Dynamics):
+            raise InputError(
+                f"Augmented wraps a dynamics; given {type(dynamics).__name__}: wrap a function with"
+                " ncode.dynamics.Function"
+            )
+        self.dynamics, self.zeros = dynamics, count("zeros", zeros)
+        self.shared_control = dynamics.shared_control
+
+    @property
+    def control_shapes(self) -> Shapes:
+        """Those of the dynamics."""
+        return self.dynamics.control_shapes
+
+    @property
+    def state_shape(self) -> Shape | None:
+        """That of the dynamics, the zeros included."""
+        return self.dynamics.state_shape
+
+    @property
+    def structure(self) -> Structure:
+        """That of the dynamics."""
+        return self.dynamics.structure
+
+    def lift(self, x: Tensor) -> Tensor:
+        """The data, and zeros behind it."""
+        return self.dynamics.lift(torch.cat([x, x.new_zeros(len(x), self.zeros, *x.shape[2:])], 1))
+
+    def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
+        """The dynamics."""
+        return self.dynamics(t, x, theta)
+
+    def config(self) -> dict[str, Any]:
+        """dynamics, zeros."""
+        return {"dynamics": self.dynamics, "zeros": self.zeros}
