@@ -2,7 +2,7 @@
 
 from . import control, costs, dynamics
 from ._version import __version__
-from .block import NCODE
+from .block import NCODE, register
 from .control import ClosedLoop, DataControl, Hebbian, OpenLoop, Static, TimeVarying
 from .solve import PID, InputError, Solution, SolveError, Stats, Status, solve
 
@@ -24,5 +24,6 @@ __all__ = [
     "control",
     "costs",
     "dynamics",
+    "register",
     "solve",
 ]

@@ -64,12 +64,13 @@ class KineticEnergy(Regulariser):
 
     def on(self, system: System, x0: Tensor) -> Cost:
         """l = weight * |f|^2."""
-        return _Square(self.weight, system)
+        weight, f = self.weight, system.f
+        return lambda t, x, theta: weight * _square(f(t, x, theta))
 
 
 @dataclass(frozen=True)
 class JacobianNorm(Regulariser):
-    """weight * |df/dx|^2 (Frobenius), estimated by Hutchinson's trick: E |e^T df/dx|^2 over noise e (Finlay et al., 2020).
+    """weight * |df/dx|^2 (Frobenius), by Hutchinson's estimate E |e^T df/dx|^2 over noise e (Finlay et al., 2020).
 
     The noise is drawn once a solve, so the cost is a smooth function of time, and its gradient is that of its value.
 
@@ -92,16 +93,18 @@ class JacobianNorm(Regulariser):
 
     def on(self, system: System, x0: Tensor) -> Cost:
         """l = weight * mean over the noise of |e^T df/dx|^2."""
-        noise = torch.randn(self.samples, *x0.shape, dtype=x0.dtype, device=x0.device)
-        vectors = (noise.sign() if self.noise == "rademacher" else noise).unbind(0)
+        # Samples come first: a solver that puts some of them aside must see that each has noise of its own.
+        drawn = torch.randn(x0.shape[0], self.samples, *x0.shape[1:], dtype=x0.dtype, device=x0.device)
+        noise = drawn.sign() if self.noise == "rademacher" else drawn
+        weight, f = self.weight / self.samples, system.f
 
         def cost(t: Tensor, x: Tensor, theta: Any) -> Tensor:
             wanted = torch.is_grad_enabled()
             with torch.enable_grad():
                 at = x if wanted and x.requires_grad else x.detach().requires_grad_()
-                slope = system.f(t, at, theta)
-                pulled = [_pull(slope, at, e, wanted) for e in vectors]
-            return self.weight * sum((_square(row) for row in pulled[1:]), _square(pulled[0])) / self.samples
+                slope = f(t, at, theta)
+                rows = [_square(_pull(slope, at, e, wanted)) for e in noise.unbind(1)]
+            return weight * sum(rows[1:], rows[0])
 
         return cost
 
@@ -124,7 +127,8 @@ class ControlNorm(Regulariser):
 
     def on(self, system: System, x0: Tensor) -> Cost:
         """l = weight * |theta|^2."""
-        return _Norm(self.weight, system)
+        weight, control = self.weight, system.control
+        return lambda t, x, theta: weight * _squares(t, control(t, theta))
 
 
 @dataclass(frozen=True)
@@ -146,11 +150,12 @@ class ControlSpeed(Regulariser):
 
     def on(self, system: System, x0: Tensor) -> Cost:
         """l = weight * |dtheta/dt|^2."""
-        return _Speed(self.weight, system)
+        weight, speed = self.weight, system.speed
+        return lambda t, x, theta: weight * _squares(t, speed(t, x, theta))
 
 
 def total(costs: Cost | Regulariser | Sequence[Cost | Regulariser], system: System, x0: Tensor) -> Cost:
-    """One running cost out of one or several, each a function l(t, x, theta) of the control by name, or a regulariser."""
+    """One running cost out of several: each a function l(t, x, theta) of the control by name, or a regulariser."""
     every = costs if isinstance(costs, Sequence) else [costs]
     if not every:
         raise InputError("cost is an empty list: leave it out, or name what to charge for")
@@ -160,59 +165,24 @@ def total(costs: Cost | Regulariser | Sequence[Cost | Regulariser], system: Syst
                 "cost must be a function l(t, x, theta), a regulariser of ncode.costs, or a list of those; given"
                 f" {type(part).__name__}"
             )
-    parts = tuple(
-        part.on(system, x0) if isinstance(part, Regulariser) else _Told(part, system) for part in every
-    )
-    return parts[0] if len(parts) == 1 else _Sum(parts)
+    running = [part.on(system, x0) if isinstance(part, Regulariser) else _told(part, system) for part in every]
+    whole = running[0]
+    for part in running[1:]:
+        whole = _plus(whole, part)
+    return whole
 
 
-# Running costs are objects that compare by what they do, so that a solver that compiles finds what it has compiled.
+# Running costs catch functions, numbers and tensors alone, so that a solver that compiles knows them again.
 
 
-@dataclass(frozen=True)
-class _Square:
-    weight: float
-    system: System
-
-    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
-        return self.weight * _square(self.system.f(t, x, theta))
-
-
-@dataclass(frozen=True)
-class _Norm:
-    weight: float
-    system: System
-
-    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
-        return self.weight * _squares(t, self.system.control(t, theta))
-
-
-@dataclass(frozen=True)
-class _Speed:
-    weight: float
-    system: System
-
-    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
-        return self.weight * _squares(t, self.system.speed(t, x, theta))
-
-
-@dataclass(frozen=True)
-class _Told:
+def _told(cost: Cost, system: System) -> Cost:
     """A user's own cost, shown the control by name."""
-
-    cost: Cost
-    system: System
-
-    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
-        return self.cost(t, x, self.system.control(t, theta))
+    control = system.control
+    return lambda t, x, theta: cost(t, x, control(t, theta))
 
 
-@dataclass(frozen=True)
-class _Sum:
-    parts: tuple[Cost, ...]
-
-    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
-        return sum((part(t, x, theta) for part in self.parts[1:]), self.parts[0](t, x, theta))
+def _plus(one: Cost, other: Cost) -> Cost:
+    return lambda t, x, theta: one(t, x, theta) + other(t, x, theta)
 
 
 def _square(value: Tensor) -> Tensor:

@@ -2,6 +2,8 @@
 
 from .family import Member
 from .ncode import NCODE
+from .pretrained import from_pretrained, save_pretrained
+from .registry import register
 from .settings import Settings
 
-__all__ = ["NCODE", "Member", "Settings"]
+__all__ = ["NCODE", "Member", "Settings", "from_pretrained", "register", "save_pretrained"]

@@ -34,15 +34,17 @@ def check_precision(block: nn.Module, x: Tensor) -> None:
         if parameter.device != x.device:
             raise InputError(f"the block is on {parameter.device} and x on {x.device}: move one of them")
         if parameter.is_floating_point() and not x.is_complex() and parameter.dtype != x.dtype:
-            raise InputError(f"the block is {parameter.dtype} and x {x.dtype}: use x.to({parameter.dtype}), or block.to({x.dtype})")
+            raise InputError(
+                f"the block is {parameter.dtype} and x {x.dtype}: use x.to({parameter.dtype}), or block.to({x.dtype})"
+            )
         return  # all parameters of a block move together
 
 
 def check_context(context: Tensor, x: Tensor) -> Tensor:
     """A context must have one entry a sample."""
-    if not isinstance(context, Tensor) or context.dim() == 0 or len(context) != len(x):
+    if not isinstance(context, Tensor) or context.dim() == 0 or context.shape[0] != x.shape[0]:
         shown = tuple(context.shape) if isinstance(context, Tensor) else type(context).__name__
-        raise InputError(f"context must be a tensor ({len(x)}, ...), one entry a sample of x; given {shown}")
+        raise InputError(f"context must be a tensor ({x.shape[0]}, ...), one entry a sample of x; given {shown}")
     return context
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,16 +20,20 @@ from .describe import describe
 from .family import FAMILY, Member
 from .fit import check_context, check_control_fits, check_given, check_precision, check_state_shape
 from .outcome import exactly, named
+from .pretrained import from_pretrained, save_pretrained
+from .registry import register
 from .settings import Settings
-from .shortcuts import shortcut
-from .wiring import Control, Feedback, Once, Speed, Velocity, cast
+from .shortcuts import Shortcut, shortcut
+from .tracing import traceable
+from .wiring import Once, Velocity, carry, cast, control, feedback, speed, velocity
 
 
+@register
 class NCODE(nn.Module):
     """A neurally controlled ODE: dx/dt = f(t, x, theta), with theta set, and maybe driven, by a controller.
 
-    A module like any other: `block(x)` is x at t1, and gradients reach all parameters and x. `block.solve(x)` tells more:
-    the trajectory, the control, a running cost, how many evaluations it took.
+    A module like any other: `block(x)` is x at t1, and gradients reach all parameters and x. `block.solve(x)` tells
+    more: the trajectory, the control, a running cost, how many evaluations it took.
 
     Args:
         dynamics: f, of `ncode.dynamics`; `ncode.dynamics.Function` makes one of any function.
@@ -129,10 +134,10 @@ class NCODE(nn.Module):
         Args:
             x: What the dynamics start from, (batch, ...).
             context: What the controller is shown, where it is not x.
-            theta: A control to start from in place of the controller's own: a dict by name, or a tensor where there is one
-                control only. `sol.theta` of one solve carries over to the next.
-            cost: A running cost l(t, x, theta), theta a dict by name; a regulariser of `ncode.costs`; or a list of those,
-                to be added.
+            theta: A control to start from in place of the controller's own: a dict by name, or a tensor where there
+                is one control only. `sol.theta` of one solve carries over to the next.
+            cost: A running cost l(t, x, theta), theta a dict by name; a regulariser of `ncode.costs`; or a list of
+                those, to be added.
             save_at, dense, throw: As for `ncode.solve`.
             changes: Other settings for this solve alone: t1=2.0, rtol=1e-6, gradient="adjoint", ...
 
@@ -141,12 +146,10 @@ class NCODE(nn.Module):
         """
         settings = self.settings.changed(changes)
         x0, state = self._start(x, context, theta)
-        way = shortcut(self.dynamics.structure, self.controller.motion, settings, x0)
-        if way is None or cost is not None or dense:
-            return self._integrate(x0, state, settings, cost, save_at, dense, throw)
-        control = Control(self.dynamics, self.controller, state)
-        theta0 = control(x0.new_zeros(len(x0)), state.driven or state.fixed)
-        return exactly(way(x0, theta0, save_at), theta0, x0, settings, save_at, throw)
+        way = None if cost is not None or dense else shortcut(self.dynamics, self.controller, settings, x0)
+        if way is None:
+            return traceable(self._integrate, settings)(x0, state, settings, cost, save_at, dense, throw)
+        return traceable(self._follow, settings)(way, x0, state, settings, save_at, throw)
 
     @staticmethod
     def family() -> dict[str, Member]:
@@ -172,9 +175,36 @@ class NCODE(nn.Module):
         """
         return dict(FAMILY)
 
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the block into a folder: config.json says what to build, model.safetensors holds the weights.
+
+        Needs the package safetensors. Modules and functions of your own must be known by name: see `ncode.register`.
+
+        >>> import tempfile, torch, ncode
+        >>> block = ncode.NCODE(ncode.dynamics.MLP(2), ncode.OpenLoop(torch.nn.Linear(2, 8)))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     block.save_pretrained(folder)
+        ...     again = ncode.NCODE.from_pretrained(folder)
+        >>> torch.equal(again(torch.ones(3, 2)), block(torch.ones(3, 2)))
+        True
+        """
+        save_pretrained(self, folder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, revision: str | None = None) -> NCODE:
+        """The block that was written into a folder, in evaluation mode.
+
+        What is no folder here is taken for a repository of the Hugging Face hub (and needs the package
+        huggingface_hub).
+        """
+        block = from_pretrained(folder, revision)
+        if not isinstance(block, cls):
+            raise InputError(f"{folder} holds a {type(block).__name__}, and not a block")
+        return block
+
     def config(self) -> dict[str, Any]:
         """The arguments that build this block again."""
-        return {"dynamics": self.dynamics, "controller": self.controller, **self.settings.told()}
+        return {"dynamics": self.dynamics, "controller": self.controller, **self.settings.all()}
 
     def extra_repr(self) -> str:
         """The equations, the interval and how it is solved, as they show in `print(block)`."""
@@ -191,11 +221,24 @@ class NCODE(nn.Module):
             seen = x if context is None else check_context(context, x)
             state = self.controller.start(seen)
         else:
-            state = self.controller.given(check_given(theta, shapes, len(x)))
+            state = self.controller.given(check_given(theta, shapes, x.shape[0]))
         state = State(*({name: cast(value, x0) for name, value in part.items()} for part in state))
-        control = self.controller.control(x0.new_zeros(len(x0)), state)
-        check_control_fits(control, shapes, len(x0))
+        check_control_fits(self.controller.control(x0.new_zeros(x0.shape[0]), state), shapes, x0.shape[0])
         return x0, state
+
+    def _follow(
+        self,
+        way: Shortcut,
+        x0: Tensor,
+        state: State,
+        settings: Settings,
+        save_at: Tensor | None,
+        throw: bool,
+    ) -> Solution:
+        """By a shortcut."""
+        carried, state_of = carry(state)
+        theta = control(self.dynamics, self.controller, state_of)(x0.new_zeros(x0.shape[0]), carried)
+        return exactly(way(x0, theta, save_at), theta, x0, settings, save_at, throw)
 
     def _integrate(
         self,
@@ -208,23 +251,24 @@ class NCODE(nn.Module):
         throw: bool,
     ) -> Solution:
         """By the solver."""
-        joined = (self.dynamics, self.controller, state)
-        velocity, control = Velocity(*joined), Control(*joined)
+        carried, state_of = carry(state)
+        f: Velocity = velocity(self.dynamics, self.controller, state_of)
+        theta_at = control(self.dynamics, self.controller, state_of)
         if cost is not None:
-            # A compiler sees for itself that both ask for the same.
-            shown = velocity if settings.compile else Once(velocity)
-            cost, velocity = total(cost, System(shown, control, Speed(*joined)), x0), shown
+            # A compiler sees for itself that the solver and the cost ask for the same.
+            f = f if settings.compile else Once(f, self.dynamics, self.controller)
+            cost = total(cost, System(f, theta_at, speed(self.controller, state_of)), x0)
         solution = solve(
-            velocity,
+            f,
             x0,
             settings.t0,
             settings.t1,
-            theta=state.driven or state.fixed or None,
-            feedback=Feedback(*joined) if state.driven else None,
+            theta=carried,
+            feedback=feedback(self.controller, state_of) if state.driven else None,
             cost=cost,
             save_at=save_at,
             dense=dense,
             throw=throw,
             **settings.solver(),
         )
-        return named(solution, control, self.controller.motion, settings)
+        return named(solution, theta_at, self.controller.motion, settings)

@@ -16,11 +16,11 @@ from .shortcuts import Reached
 from .wiring import Control
 
 
-def named(solution: Solution, control: Control, motion: Motion, settings: Settings) -> Solution:
+def named(solution: Solution, theta_at: Control, motion: Motion, settings: Settings) -> Solution:
     """The solver's solution, with the control in place of what the solver carried."""
     x, ts = solution.x, solution.ts
-    t1 = torch.as_tensor(settings.t1, device=x.device).to(x.real.dtype).expand(len(x))
-    theta = control(t1, solution.theta)
+    t1 = torch.as_tensor(settings.t1, device=x.device).to(x.real.dtype).expand(x.shape[0])
+    theta = theta_at(t1, solution.theta)
     if ts is None:
         return replace(solution, theta=theta)
     if isinstance(motion, Still):
@@ -28,7 +28,7 @@ def named(solution: Solution, control: Control, motion: Motion, settings: Settin
     columns = []
     for column in range(ts.shape[1]):
         then = {name: value[:, column] for name, value in (solution.thetas or {}).items()}
-        columns.append(control(ts[:, column].to(x.real.dtype), then))
+        columns.append(theta_at(ts[:, column].to(x.real.dtype), then))
     thetas = {name: torch.stack([then[name] for then in columns], 1) for name in theta} if columns else held(theta, 0)
     return replace(solution, theta=theta, thetas=thetas)
 
@@ -40,7 +40,7 @@ def exactly(
     time = torch.float32 if x0.device.type == "mps" else torch.float64
     (_, t0), (_, t1) = check_time("t0", settings.t0, x0, time), check_time("t1", settings.t1, x0, time)
     given, full = (None, None) if save_at is None else check_saved(save_at, t0.detach(), t1.detach())
-    none = torch.zeros(len(x0), dtype=torch.int32, device=x0.device)
+    none = torch.zeros(x0.shape[0], dtype=torch.int32, device=x0.device)
     finite = reached.x.detach().isfinite().flatten(1).all(1)
     codes = torch.where(finite, Status.OK, Status.NOT_FINITE).to(torch.int32)
     solution = Solution(
@@ -57,7 +57,7 @@ def exactly(
     # The one place where the CPU waits for the GPU.
     if throw and not symbolic() and not bool(finite.all()):
         failed = (~finite).nonzero().flatten().tolist()
-        raise SolveError(failed, t1[failed].tolist(), [Status.NOT_FINITE] * len(failed), solution, len(x0))
+        raise SolveError(failed, t1[failed].tolist(), [Status.NOT_FINITE] * len(failed), solution, x0.shape[0])
     return solution
 
 

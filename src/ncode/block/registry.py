@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any, TypeVar
+from dataclasses import asdict
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import nn
 
@@ -32,10 +32,10 @@ _known: dict[str, Callable[..., Any]] = {f"ncode.{cls.__name__}": cls for cls in
 
 
 def register(thing: _Any) -> _Any:
-    """Make a module class, or a function, of your own known by its name, so that blocks with it can be saved and loaded.
+    """Make a module class or a function of your own known by its name, so that blocks with it can be saved and loaded.
 
-    A class must have a method `config()` that returns the arguments which build the object again, as ncode's own classes
-    do; a class without arguments needs none. Use it as a decorator, before saving and before loading.
+    A class must have a method `config()` that returns the arguments which build the object again, as ncode's own
+    classes do; a class without arguments needs none. Use it as a decorator, before saving and before loading.
 
     >>> import torch, ncode
     >>> @ncode.register
@@ -64,14 +64,17 @@ def to_data(value: Any) -> Any:
         return [to_data(item) for item in value]
     if isinstance(value, types.FunctionType):
         return {KIND: _name(value, value.__name__)}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {KIND: _name(value, type(value).__name__), **{f.name: to_data(getattr(value, f.name)) for f in fields(value)}}
-    if isinstance(value, nn.Sequential) and type(value) is nn.Sequential:
+    if isinstance(value, PID):
+        return {KIND: _name(value, "PID"), **asdict(value)}
+    if type(value) is nn.Sequential:
         return {KIND: "torch.nn.Sequential", "args": [to_data(child) for child in value]}
     if type(value) in vars(nn).values():
         return {KIND: f"torch.nn.{type(value).__name__}", **_arguments(value)}
     if isinstance(value, nn.Module):
-        return {KIND: _name(value, type(value).__name__), **to_data(_config(value))}
+        return {
+            KIND: _name(value, type(value).__name__),
+            **to_data(value.config() if isinstance(value, Configured) else {}),
+        }
     raise InputError(f"cannot write a {type(value).__name__} down: {value!r}")
 
 
@@ -106,11 +109,13 @@ def _name(value: Any, name: str) -> str:
     )
 
 
-def _config(module: nn.Module) -> Mapping[str, Any]:
-    config = getattr(module, "config", None)
-    if config is None:
-        return {}
-    return config()
+@runtime_checkable
+class Configured(Protocol):
+    """A module that tells how to build it again."""
+
+    def config(self) -> Mapping[str, Any]:
+        """The arguments that build it again."""
+        ...
 
 
 def _arguments(module: nn.Module) -> dict[str, Any]:

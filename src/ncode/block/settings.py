@@ -47,13 +47,18 @@ class Settings:
 
     def told(self) -> dict[str, Any]:
         """Those that are not the default."""
-        return {
-            known.name: getattr(self, known.name)
-            for known in fields(self)
-            if getattr(self, known.name) is not known.default and getattr(self, known.name) != known.default
-        }
+        return {known.name: value for known in fields(self) if (value := getattr(self, known.name)) != known.default}
+
+    def all(self) -> dict[str, Any]:
+        """All by name."""
+        return {known.name: getattr(self, known.name) for known in fields(self)}
+
+    @property
+    def planned(self) -> bool:
+        """Whether the steps are known beforehand and taken as a plain graph: such a solve can be traced."""
+        numbers = not isinstance(self.t0, Tensor) and not isinstance(self.t1, Tensor)
+        return self.dt is not None and self.gradient == "autograd" and numbers and not self.compile
 
     def solver(self) -> dict[str, Any]:
         """The keyword arguments of `ncode.solve`."""
-        keywords = {known.name: getattr(self, known.name) for known in fields(self)}
-        return {name: value for name, value in keywords.items() if name not in ("t0", "t1", "exact")}
+        return {name: value for name, value in self.all().items() if name not in ("t0", "t1", "exact")}

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..control.base import Theta
+from ..control.base import Controller, Theta
 from ..control.motion import Motion, Still
+from ..dynamics.base import Dynamics
 from ..dynamics.structure import Product, Structure
 from ..solve.exponential import linear_flow
 from ..solve.problem import transforming
@@ -25,11 +26,12 @@ class Reached(NamedTuple):
 Shortcut = Callable[[Tensor, Theta, Tensor | None], Reached]
 
 
-def shortcut(structure: Structure, motion: Motion, settings: Settings, x0: Tensor) -> Shortcut | None:
+def shortcut(dynamics: Dynamics, controller: Controller, settings: Settings, x0: Tensor) -> Shortcut | None:
     """A way around the solver, where there is one and the settings do not forbid it."""
     if not settings.exact or transforming():
         return None
-    match structure, motion:
+    structure = dynamics.structure
+    match structure, controller.motion:
         case Product(rho="identity"), Still() if _exponential(settings, x0):
             return lambda x, theta, ts: _linear(structure, settings, x, theta, ts)
         case _:

@@ -49,7 +49,7 @@ class Controller(nn.Module, ABC):
 
     @abstractmethod
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
-        """The control at t (batch,): tensors (batch, ...), or without the batch dimension where all samples share it."""
+        """The control at t (batch,): (batch, ...) each, or without a batch dimension where all samples share it."""
 
     @abstractmethod
     def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:

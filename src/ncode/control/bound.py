@@ -15,8 +15,8 @@ def check_unbound(who: nn.Module, names: Iterable[str]) -> None:
     bound = tuple(names)
     if bound:
         raise InputError(
-            f"this {type(who).__name__} already controls {', '.join(bound)} of another block: give each block a controller"
-            " of its own"
+            f"this {type(who).__name__} already controls {', '.join(bound)} of another block: give each block a"
+            " controller of its own"
         )
 
 

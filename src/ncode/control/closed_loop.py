@@ -63,8 +63,11 @@ class ClosedLoop(Controller):
     def start(self, context: Tensor) -> State:
         """The initial control, a copy a sample, since each takes its own way."""
         state = self.initial.start(context)
-        theta = self.initial.control(context.new_zeros(len(context)), state)
-        own = {name: value if name in state.fixed else value.expand(len(context), *value.shape) for name, value in theta.items()}
+        theta = self.initial.control(context.new_zeros(context.shape[0]), state)
+        own = {
+            name: value if name in state.fixed else value.expand(context.shape[0], *value.shape)
+            for name, value in theta.items()
+        }
         return State({}, own)
 
     def given(self, theta: Theta) -> State:

@@ -16,8 +16,8 @@ from .motion import Motion, Still
 class DataControl(Controller):
     """theta = x(0): the dynamics see the initial value beside the state (Massaroli et al., 2020).
 
-    Made for the `context` of `MLP` and `ConvBlock`, which the first layer sees beside x. Gradients reach x(0) by this way
-    too.
+    Made for the `context` of `MLP` and `ConvBlock`, which the first layer sees beside x. Gradients reach x(0) by this
+    way too.
 
     >>> import torch, ncode
     >>> f = ncode.dynamics.MLP(2, hidden=16, controlled=(), context=2)
@@ -35,8 +35,9 @@ class DataControl(Controller):
         """One control, to be the initial value."""
         if len(shapes) != 1:
             raise InputError(
-                f"DataControl sets one control, the initial value; the dynamics want {describe(shapes)}. Give the dynamics a"
-                " context and let them learn the rest (controlled=(), context=...), or drive the rest by Parts"
+                f"DataControl sets one control, the initial value; the dynamics want {describe(shapes)}."
+                " Give them a context and let them learn the rest (controlled=(), context=...), or drive the rest by"
+                " Parts"
             )
         (self.name,) = shapes
 

@@ -24,8 +24,8 @@ class Feedback(nn.Module):
 
     Args:
         trunk: A module that turns what it sees into (batch, width) features.
-        sees: What the trunk sees: any of "x", "theta" and "t". x alone is given as it is; otherwise all are flattened and
-            put side by side, in this order, theta in the order of `dynamics.control_shapes`.
+        sees: What the trunk sees: any of "x", "theta" and "t". x alone is given as it is; otherwise all are flattened
+            and put side by side, in this order, theta in the order of `dynamics.control_shapes`.
         width: Features that the trunk returns. Found, unless told, from the last linear layer in it.
         scale: The size of dtheta/dt at first, relative to that of a static weight.
 
@@ -36,9 +36,7 @@ class Feedback(nn.Module):
     torch.Size([5, 2])
     """
 
-    def __init__(
-        self, trunk: nn.Module, sees: tuple[str, ...] = ("x",), width: int | None = None, scale: float = 0.1
-    ):
+    def __init__(self, trunk: nn.Module, sees: tuple[str, ...] = ("x",), width: int | None = None, scale: float = 0.1):
         super().__init__()
         if isinstance(sees, str) or not sees:
             raise InputError(f"sees must be a tuple of names out of {', '.join(SEEN)}; given {sees!r}")
@@ -60,7 +58,7 @@ class Feedback(nn.Module):
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> dict[str, Tensor]:
         """dtheta/dt."""
         check_bound(self, len(self.heads) > 0)
-        features = check_features("Feedback", self.trunk(self._input(t, x, theta)), self.width, len(x))
+        features = check_features("Feedback", self.trunk(self._input(t, x, theta)), self.width, x.shape[0])
         return self.heads(features)
 
     def config(self) -> dict[str, Any]:
@@ -75,5 +73,5 @@ class Feedback(nn.Module):
         if self.sees == ("x",):
             return x
         parts = {"x": [x], "theta": [theta[name] for name in self.heads], "t": [t]}
-        seen = [part.reshape(len(x), -1) for name in self.sees for part in parts[name]]
+        seen = [part.reshape(x.shape[0], -1) for name in self.sees for part in parts[name]]
         return torch.cat(seen, 1)

@@ -16,9 +16,9 @@ from .base import Shapes
 class Heads(nn.ModuleDict):
     """One linear map a control tensor, from the trunk's output (batch, width) to (batch, *shape).
 
-    They start as those of a hypernetwork should. The bias is where a static weight would start, and the part that depends
-    on the data is `scale` times as large, for a trunk's output of size 1: training begins near a plain NODE and becomes
-    adaptive from there. A part of full size was seen to overfit and to blow up.
+    They start as those of a hypernetwork should. The bias is where a static weight would start, and the part that
+    depends on the data is `scale` times as large, for a trunk's output of size 1: training begins near a plain NODE
+    and becomes adaptive from there. A part of full size was seen to overfit and to blow up.
     """
 
     def __init__(self, width: int, initial: Mapping[str, Tensor], scale: float):
@@ -73,7 +73,7 @@ def check_features(who: str, features: Any, width: int, batch: int) -> Tensor:
     if not isinstance(features, Tensor) or features.shape != (batch, width):
         shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise InputError(
-            f"the trunk of {who} returned {shown}; expected ({batch}, {width}), {width} features a sample: flatten them,"
-            " or give width=..."
+            f"the trunk of {who} returned {shown}; expected ({batch}, {width}), {width} features a sample: flatten"
+            " them, or give width=..."
         )
     return features

@@ -18,13 +18,13 @@ from .motion import Motion, Outer
 class Hebbian(Controller):
     """dtheta/dt = mu * x x^T - decay * theta: a coupling that grows where both ends are active.
 
-    mu (n, n) and theta at t0 (n, n) are learned, and start as random numbers of size `scale`. The control it drives is one
-    square matrix over the state, that of `Recurrent` or `Linear`.
+    mu (n, n) and theta at t0 (n, n) are learned, and start as random numbers of size `scale`. The control it drives
+    is one square matrix over the state, that of `Recurrent` or `Linear`.
 
     Args:
         scale: The size of mu and of theta_0 at first.
-        decay: None for none, a number for a rate that stays, or "learned" for a rate that is learned (from 1e-2, and kept
-            positive).
+        decay: None for none, a number for a rate that stays, or "learned" for a rate that is learned (from 1e-2, and
+            kept positive).
 
     >>> import torch, ncode
     >>> block = ncode.NCODE(ncode.dynamics.Recurrent(10), ncode.Hebbian(), t1=0.5)
@@ -53,8 +53,8 @@ class Hebbian(Controller):
         sizes = list(shapes.values())
         if len(sizes) != 1 or len(sizes[0]) != 2 or sizes[0][0] != sizes[0][1] or sizes[0][0] is None:
             raise InputError(
-                f"Hebbian drives one square matrix, (n, n) for a state of n elements; the dynamics want {describe(shapes)}."
-                " Drive the rest by Parts"
+                "Hebbian drives one square matrix, (n, n) for a state of n elements; the dynamics want"
+                f" {describe(shapes)}. Drive the rest by Parts"
             )
         (self.name,) = shapes
         n = sizes[0][0]
@@ -66,7 +66,7 @@ class Hebbian(Controller):
     def start(self, context: Tensor) -> State:
         """theta_0."""
         check_bound(self, self.name is not None)
-        return State({}, {str(self.name): self.theta.expand(len(context), -1, -1)})
+        return State({}, {str(self.name): self.theta.expand(context.shape[0], -1, -1)})
 
     def given(self, theta: Theta) -> State:
         """A coupling to go on from."""

@@ -21,8 +21,8 @@ class OpenLoop(Controller):
     start as a hypernetwork's should: see `scale`.
 
     Args:
-        trunk: A module that turns what the block is given (or its `context`) into (batch, width) features, best of size 1
-            (a tanh at the end).
+        trunk: A module that turns what the block is given (or its `context`) into (batch, width) features, best of
+            size 1 (a tanh at the end).
         width: Features that the trunk returns. Found, unless told, from the last linear layer in it.
         scale: The size of the part that depends on the data, relative to that of a static weight. The other part, the
             heads' bias, starts as a static weight does.
@@ -53,7 +53,7 @@ class OpenLoop(Controller):
     def start(self, context: Tensor) -> State:
         """gamma(x0)."""
         check_bound(self, len(self.heads) > 0)
-        features = check_features("OpenLoop", self.trunk(context), self.width, len(context))
+        features = check_features("OpenLoop", self.trunk(context), self.width, context.shape[0])
         return State(self.heads(features), {})
 
     def given(self, theta: Theta) -> State:

@@ -37,8 +37,9 @@ class Parts(Controller):
         rest: Controller | None = None,
     ):
         super().__init__()
-        pairs = list(parts.items() if isinstance(parts, Mapping) else parts)
-        self.names = [(names,) if isinstance(names, str) else tuple(names) for names, _ in pairs]
+        pairs = cast(Iterable[tuple[Names, Controller]], parts.items() if isinstance(parts, Mapping) else parts)
+        pairs = list(pairs)
+        self.names: list[tuple[str, ...]] = [(n,) if isinstance(n, str) else tuple(n) for n, _ in pairs]
         controllers = [part for _, part in pairs] + ([] if rest is None else [rest])
         for part in controllers:
             if not isinstance(part, Controller):

@@ -20,8 +20,8 @@ from .static import Static
 class TimeVarying(Controller):
     """theta(t) = sum_k c_k phi_k(t): a control that varies with depth, as layers of a discrete network differ.
 
-    The coefficients stay as they are and theta(t) is computed where it is needed, so the control is never integrated. For a
-    control with an ODE of its own see `Drift`.
+    The coefficients stay as they are and theta(t) is computed where it is needed, so the control is never integrated.
+    For a control with an ODE of its own see `Drift`.
 
     Args:
         basis: "fourier" or "polynomial" (Legendre's).

@@ -36,7 +36,7 @@ class Zero(Controller):
 
     def start(self, context: Tensor) -> State:
         """Zeros."""
-        return State({name: context.new_zeros(len(context), *shape) for name, shape in self.shapes.items()}, {})
+        return State({name: context.new_zeros(context.shape[0], *shape) for name, shape in self.shapes.items()}, {})
 
     def given(self, theta: Theta) -> State:
         """Another control in place of zeros."""

@@ -51,7 +51,7 @@ class Augmented(Dynamics):
 
     def lift(self, x: Tensor) -> Tensor:
         """The data, and zeros behind it."""
-        return self.dynamics.lift(torch.cat([x, x.new_zeros(len(x), self.zeros, *x.shape[2:])], 1))
+        return self.dynamics.lift(torch.cat([x, x.new_zeros(x.shape[0], self.zeros, *x.shape[2:])], 1))
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
         """The dynamics."""

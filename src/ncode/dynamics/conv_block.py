@@ -81,7 +81,7 @@ class ConvBlock(VectorField):
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
         """The three convolutions of x."""
         rho, weights = ACTIVATIONS[self.activation], self.weights(theta)
-        y = torch.cat([x, theta["context"].expand(len(x), -1, -1, -1)], 1) if self.context else x
+        y = torch.cat([x, theta["context"].expand(x.shape[0], -1, -1, -1)], 1) if self.context else x
         for layer, name in enumerate(KERNELS):
             if layer:
                 y = rho(y)
@@ -117,7 +117,5 @@ def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
 def sample_conv2d(x: Tensor, w: Tensor) -> Tensor:
     """Placeholder until `_convolution` is there: a grouped convolution."""
     batch, channels, *size = x.shape
-    grouped = F.conv2d(
-        x.reshape(1, batch * channels, *size), w.flatten(0, 1), padding=w.shape[-1] // 2, groups=batch
-    )
+    grouped = F.conv2d(x.reshape(1, batch * channels, *size), w.flatten(0, 1), padding=w.shape[-1] // 2, groups=batch)
     return grouped.reshape(batch, -1, *size)

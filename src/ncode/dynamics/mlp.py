@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -55,7 +56,7 @@ class MLP(VectorField):
         self.time, self.context = bool(time), count("context", context, low=0)
         sizes = (self.dim + self.context + self.time, *self.hidden, self.out)
         shapes: dict[str, Shape] = {}
-        for layer, (wide, high) in enumerate(zip(sizes, sizes[1:], strict=False), 1):
+        for layer, (wide, high) in enumerate(pairwise(sizes), 1):
             shapes |= {f"weight {layer}": (high, wide), f"bias {layer}": (high,)}
         self.weights = Weights("MLP", shapes, controlled)
 
@@ -75,7 +76,7 @@ class MLP(VectorField):
         rho, weights = ACTIVATIONS[self.activation], self.weights(theta)
         seen = [x]
         if self.context:
-            seen.append(theta["context"].expand(len(x), -1))
+            seen.append(theta["context"].expand(x.shape[0], -1))
         if self.time:
             seen.append(t[:, None])
         y = torch.cat(seen, 1) if len(seen) > 1 else x

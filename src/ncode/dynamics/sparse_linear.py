@@ -16,8 +16,8 @@ from .structure import Product, Structure
 class SparseLinear(Dynamics):
     """dx/dt = W x, where each row of W (m, m) has a few non-zeros, at places that the seed fixes.
 
-    The control is their values, (m, nonzeros). The places, `columns`, differ within a row and are saved with the module.
-    With a control that stands still the block solves it exactly.
+    The control is their values, (m, nonzeros). The places, `columns`, differ within a row and are saved with the
+    module. With a control that stands still the block solves it exactly.
 
     >>> import ncode
     >>> f = ncode.dynamics.SparseLinear(128, nonzeros=2)
@@ -62,8 +62,8 @@ class SparseLinear(Dynamics):
 
     def dense(self, values: Tensor) -> Tensor:
         """The matrices W (batch, m, m) with these values (batch, m, nonzeros)."""
-        full = values.new_zeros(len(values), self.m, self.m)
-        return full.scatter(2, self.columns.expand(len(values), -1, -1), values)
+        full = values.new_zeros(values.shape[0], self.m, self.m)
+        return full.scatter(2, self.columns.expand(values.shape[0], -1, -1), values)
 
     def config(self) -> dict[str, Any]:
         """m, nonzeros, seed."""

@@ -28,9 +28,7 @@ class Weights(nn.Module):
             raise InputError(f"controlled names a tensor twice: {names}")
         self.control_shapes = {name: shape for name, shape in shapes.items() if name in names}
         start = usual(shapes)
-        self.learned = nn.ParameterDict(
-            {name: nn.Parameter(start[name]) for name in shapes if name not in names}
-        )
+        self.learned = nn.ParameterDict({name: nn.Parameter(start[name]) for name in shapes if name not in names})
 
     @property
     def controlled(self) -> tuple[str, ...]:

@@ -140,10 +140,12 @@ def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every
             " the mapped dimension into the batch; or use a fixed dt with numbers for t0 and t1, and"
             ' gradient="autograd"'
         )
-    touched = look(problem)
+    unrolled = gradient == "autograd"
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not unrolled):
+        touched = look(problem, train=torch.is_grad_enabled())
     trained = touched.trained
     rows = (*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,)))
-    grad = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in (*problem.z0, *rows, *trained))
+    grad = unrolled or (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in (*problem.z0, *rows, *trained)))
     if grad and gradient == "adjoint" and problem.dense:
         raise InputError('dense output has no adjoint gradient: use save_at, or gradient="discrete"')
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from .field import Field
 from .step import Step
@@ -27,30 +26,103 @@ _kept: OrderedDict[Hashable, tuple[Any, Graph]] = OrderedDict()
 
 
 class Graph:
-    """A compiled function of (tensors, tensors from outside)."""
+    """A compiled function of (tensors, tensors from outside) that returns a list of tensors, None among them."""
 
-    def __init__(self, function: Callable[..., Any], tensors: Sequence[Tensor], outside: Sequence[Tensor]):
+    def __init__(self, function: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], outside: Sequence[Tensor]):
         from torch.fx.experimental.proxy_tensor import make_fx
 
-        self.spec: Any = None
         self.missing: list[bool] = []
 
         def flat(*inputs: Tensor) -> list[Tensor]:
-            leaves, self.spec = pytree.tree_flatten(function(*inputs))
+            leaves = function(*inputs)
             self.missing = [leaf is None for leaf in leaves]
             # An output that is an input would tie the two together.
             return [leaf.clone() if any(leaf is i for i in inputs) else leaf for leaf in leaves if leaf is not None]
 
-        with warnings.catch_warnings():
+        tensors = [dense(tensor) for tensor in tensors]
+        self.strides = [tensor.stride() for tensor in tensors]
+        with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             graph = make_fx(flat)(*tensors)
             _lift(graph, outside)
-            with torch.no_grad():
-                self.call: Any = torch._inductor.compile(graph, [*tensors, *outside])
+            self.call: Any = torch._inductor.compile(graph, [*tensors, *outside])
 
-    def __call__(self, tensors: Sequence[Tensor], outside: Sequence[Tensor]) -> Any:
-        found = iter(self.call(*tensors, *outside))
-        return pytree.tree_unflatten([None if none else next(found) for none in self.missing], self.spec)
+        self.recorded: Recorded | None = None
+
+    def __call__(self, tensors: Sequence[Tensor], outside: Sequence[Tensor]) -> list[Any]:
+        if tensors[0].is_cuda:
+            if self.recorded is None or not self.recorded.fits(outside):
+                self.recorded = Recorded(self.call, tensors, self.strides, outside)
+            found = iter(self.recorded(tensors, outside))
+        else:
+            laid = [
+                tensor if tensor.stride() == stride else tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
+                for tensor, stride in zip(tensors, self.strides, strict=True)
+            ]
+            found = iter(self.call(*laid, *outside))
+        return [None if none else next(found) for none in self.missing]
+
+
+class Recorded:
+    """A compiled function as a CUDA graph: one launch, on memory of its own.
+
+    Parameters are read where they are, since optimisers change them in place. Everything else is copied in.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Sequence[Tensor]],
+        tensors: Sequence[Tensor],
+        strides: Sequence[tuple[int, ...]],
+        outside: Sequence[Tensor],
+    ):
+        self.inputs = [
+            tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
+            for tensor, stride in zip(tensors, strides, strict=True)
+        ]
+        self.outside = [tensor if isinstance(tensor, nn.Parameter) else tensor.detach().clone() for tensor in outside]
+        self.pointers = [tensor.data_ptr() for tensor in outside]
+        self.bound: Sequence[Tensor] | None = None
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # the first runs settle lazy initialisation, which cannot be recorded
+            for _ in range(2):
+                function(*self.inputs, *self.outside)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = list(function(*self.inputs, *self.outside))
+        self.groups = _by_dtype(self.outputs)
+
+    def fits(self, outside: Sequence[Tensor]) -> bool:
+        """Whether parameters are still where they were."""
+        return outside is self.bound or all(
+            pointer == tensor.data_ptr()
+            for tensor, pointer in zip(outside, self.pointers, strict=True)
+            if isinstance(tensor, nn.Parameter)
+        )
+
+    def __call__(self, tensors: Sequence[Tensor], outside: Sequence[Tensor]) -> list[Tensor]:
+        if outside is not self.bound:  # once a solve
+            for mine, tensor in zip(self.outside, outside, strict=True):
+                if mine is not tensor:
+                    mine.copy_(tensor.detach())
+            self.bound = outside
+        for group in _by_dtype(tensors):
+            torch._foreach_copy_([self.inputs[i] for i in group], [tensors[i] for i in group])  # pyright: ignore[reportPrivateImportUsage]
+        self.graph.replay()
+        fresh = [torch.empty_like(output) for output in self.outputs]
+        for group in self.groups:
+            torch._foreach_copy_([fresh[i] for i in group], [self.outputs[i] for i in group])  # pyright: ignore[reportPrivateImportUsage]
+        return fresh
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Indices in groups of one dtype: such a group is copied in one launch."""
+    groups: dict[torch.dtype, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        groups.setdefault(tensor.dtype, []).append(i)
+    return list(groups.values())
 
 
 def _lift(graph: torch.fx.GraphModule, outside: Sequence[Tensor]) -> None:
@@ -69,10 +141,10 @@ def _lift(graph: torch.fx.GraphModule, outside: Sequence[Tensor]) -> None:
 
 
 def graph_of(
-    key: Hashable, function: Callable[..., Any], tensors: Sequence[Tensor], outside: Sequence[Tensor]
+    key: Hashable, function: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], outside: Sequence[Tensor]
 ) -> Graph:
     """The graph of a function for these shapes, compiled unless it was before."""
-    key = (key, _shapes(tensors), _shapes(outside), _autocast(tensors[0].device))
+    key = (key, _shapes(tensors), _shapes(outside, strides=True), _autocast(tensors[0].device))
     if key in _kept:
         _kept.move_to_end(key)
         return _kept[key][1]
@@ -115,8 +187,21 @@ def _identity(function: Any) -> Hashable:
     return id(function)
 
 
-def _shapes(tensors: Sequence[Tensor]) -> Hashable:
-    return tuple((tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors)
+def dense(tensor: Tensor) -> Tensor:
+    """The tensor without gaps or shared memory, its dimensions in the order that they have in memory."""
+    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+    inverse = sorted(range(tensor.dim()), key=order.__getitem__)
+    return tensor.permute(order).contiguous().permute(inverse)
+
+
+def take(tensor: Tensor, rows: Tensor) -> Tensor:
+    """Some rows, laid out in memory as the tensor is: a layout may have been chosen because it compiles well."""
+    some = tensor.index_select(0, rows)
+    return some if tensor.is_contiguous() else torch.empty_like(dense(tensor[: len(some)])).copy_(some)
+
+
+def _shapes(tensors: Sequence[Tensor], *, strides: bool = False) -> Hashable:
+    return tuple((it.shape, it.stride() if strides else None, it.dtype, it.device) for it in tensors)
 
 
 def _autocast(device: torch.device) -> Hashable:

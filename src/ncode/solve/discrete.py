@@ -7,13 +7,14 @@ step again with autograd switched on, and pulls the gradient through it.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .ambient import Ambient
-from .compiled import LADDER, graph_of, identity
+from .compiled import LADDER, Graph, graph_of, identity, take
 from .join import Outputs
 from .problem import Problem
 from .record import Moves, Window, spread
@@ -38,6 +39,8 @@ class Discrete:
     status: Tensor
     stats: Stats
     ambient: Ambient
+    graphs: dict[Hashable, Graph] = field(default_factory=dict)
+    outside: tuple[Tensor, ...] | None = None
 
     def pull(self, wanted: Sequence[bool], trained: Sequence[Tensor], grads: Outputs) -> Pulled:
         """Gradients for z0, for the wanted rows and for the trained tensors, from those of the outputs."""
@@ -61,10 +64,17 @@ class Discrete:
 
     def call(self, back: StepBack, tensors: list[Tensor]) -> Pulled:
         """Pull through one step, compiled or not."""
-        if not self.compile:
-            return back(*tensors)
-        outside = (*back.trained, *self.touched.others)
-        return graph_of(back.key, back, tensors, outside)(tensors, outside)
+        if self.compile:
+            outside = self.outside or (*back.trained, *self.touched.others)
+            self.outside = outside  # one object for the whole walk
+            place = len(tensors[0]), back.saved, back.powers
+            if place not in self.graphs:
+                self.graphs[place] = graph_of(back.key, back, tensors, outside)
+            found = self.graphs[place](tensors, outside)
+        else:
+            found = back(*tensors)
+        first, last = len(self.problem.z0), len(found) - len(back.trained)
+        return found[:first], found[first:last], found[last:]
 
 
 class _Pull:
@@ -97,8 +107,11 @@ class _Pull:
             size = len(move.h)
             after = [leaf[:size] for leaf in self.adjoint]
             (before, rows, trained), evaluations = self._pull(move, after)
-            for whole, leaf in zip(self.adjoint, before, strict=True):
-                whole[:size] = leaf
+            for number, leaf in enumerate(before):
+                if size == len(self.adjoint[number]):
+                    self.adjoint[number] = leaf
+                else:
+                    self.adjoint[number][:size] = leaf
             for whole, grad in zip(self.sums, rows, strict=True):
                 if grad is not None:
                     whole[:size] += grad
@@ -124,7 +137,7 @@ class _Pull:
 
     def _ordered(self, leaf: Tensor) -> Tensor:
         order = self.steps.order
-        return leaf.clone() if order is None else leaf.index_select(0, order)
+        return leaf.clone() if order is None else take(leaf, order)
 
     def _reversed(self) -> Iterator[Moves]:
         """Steps from last to first, with their states; those that were not kept are computed again."""
@@ -205,7 +218,7 @@ class StepBack:
         step = Step(self.problem.field, self.problem.tableau, dense=self.dense)
         return "back", identity(step), self.wanted, len(self.trained), self.window, self.saved, self.powers
 
-    def __call__(self, *tensors: Tensor) -> Pulled:
+    def __call__(self, *tensors: Tensor) -> list[Any]:
         problem, given = self.problem, iter(tensors)
         t, h = next(given), next(given)
         z = tuple(next(given).detach().requires_grad_() for _ in problem.z0)
@@ -236,5 +249,4 @@ class StepBack:
             old if grad is None else torch.where(mask, grad, old)
             for grad, old, mask in zip(got, after, like(h != 0, z), strict=False)
         ]
-        split = len(inputs) - len(self.trained)
-        return before, [*got[len(z) : split]], [*got[split:]]
+        return [*before, *got[len(z) :]]

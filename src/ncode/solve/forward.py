@@ -28,7 +28,7 @@ class Forward(NamedTuple):
     dense: DenseTape | None
 
 
-def look(problem: Problem) -> Touched:
+def look(problem: Problem, *, train: bool) -> Touched:
     """Evaluate the field at the start: checks what it returns and finds what it touches."""
     field = problem.field
 
@@ -39,7 +39,7 @@ def look(problem: Problem) -> Touched:
 
     functions = (field.dynamics, field.feedback, field.cost)
     z0 = tuple(leaf.detach() for leaf in problem.z0)
-    return touch(checked, functions, problem.t0.detach().to(field.dtype), z0, problem.theta)
+    return touch(checked, functions, problem.t0.detach().to(field.dtype), z0, problem.theta, train=train)
 
 
 def run(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .compiled import Graph, graph_of, identity, rung
+from .compiled import Graph, graph_of, identity, rung, take
 from .field import State
 from .record import Moves, Recorder
 from .status import Status
@@ -33,7 +33,7 @@ class March(NamedTuple):
 
     def select(self, rows: Tensor) -> March:
         """The march of some samples."""
-        return self.map(lambda leaf: leaf.index_select(0, rows))
+        return self.map(lambda leaf: take(leaf, rows))
 
     def write(self, rows: Tensor, part: March) -> None:
         """Put the march of some samples back, in place."""
@@ -165,13 +165,16 @@ class Compiled:
         graph = self.graphs.get(len(t1))
         if graph is None:
 
-            def flat(*given: Tensor) -> Attempted:
+            def flat(*given: Tensor) -> list[Tensor]:
                 rest = iter(given)
                 part = march.map(lambda _: next(rest))
-                return self.attempt(part, next(rest), tuple(rest))
+                after, h, dense, _ = self.attempt(part, next(rest), tuple(rest))
+                return [*after.leaves(), h, *(dense or ())]
 
             graph = self.graphs[len(t1)] = graph_of(self._key(), flat, tensors, self.outside)
-        return graph(tensors, self.outside)
+        found = iter(graph(tensors, self.outside))
+        after = march.map(lambda _: next(found))
+        return Attempted(after, next(found), tuple(found) if self.attempt.step.dense else None, ())
 
     def _key(self) -> Hashable:
         it = self.attempt
@@ -238,7 +241,7 @@ def integrate(
             # A stable sort finds the living without asking the GPU how many there are.
             living = torch.argsort(march.alive, descending=True, stable=True)[:enough].sort().values
             rows = living if rows is None else rows[living]
-            march, t1, theta = march.select(living), t1[living], [leaf[living] for leaf in theta]
+            march, t1, theta = march.select(living), t1[living], [take(leaf, living) for leaf in theta]
         start = march
         march, h, dense, slopes = attempt(start, t1, theta)
         for recorder in recorders:

@@ -7,7 +7,9 @@ such a mode cannot see (scripted or compiled code) and tells where the field's o
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -61,9 +63,11 @@ def touch(
     t: Tensor,
     z: State,
     theta: Sequence[Tensor],
+    *,
+    train: bool,
 ) -> Touched:
-    """Evaluate the field once and tell what it touched."""
-    if not torch.is_grad_enabled():
+    """Evaluate the field once and tell what it touched; `train` asks for what wants a gradient."""
+    if not train:
         seen = _Seen((t, *z, *theta))
         with seen:
             slope = field(t, z, theta)
@@ -81,7 +85,7 @@ def touch(
 
     trained = [tensor for tensor in seen.outside.values() if tensor.requires_grad]
     known = {id(tensor) for tensor in (*trained, t, *z, *theta)}
-    for tensor in (*_leaves(slope, trained, start), *_parameters(functions)):
+    for tensor in (*_leaves(slope, trained, start), *_within_reach(functions)):
         if id(tensor) not in known:
             known.add(id(tensor))
             trained.append(tensor)
@@ -111,27 +115,26 @@ def _leaves(slope: State, trained: Sequence[Tensor], start: Any) -> Iterator[Ten
             stack.extend(node.next_functions)
 
 
-def _parameters(functions: Sequence[Callable[..., Any] | None]) -> Iterator[Tensor]:
-    """Parameters of modules within reach: some are used only at later times, and one evaluation does not show them."""
+def _within_reach(functions: Sequence[Callable[..., Any] | None]) -> Iterator[Tensor]:
+    """Tensors that functions could use: some are used only at later times, and one evaluation does not show them."""
     for function in functions:
-        for module in _modules(function):
-            yield from (p for p in module.parameters() if p.requires_grad)
+        for value in _caught(function):
+            if isinstance(value, nn.Module):
+                yield from (p for p in value.parameters() if p.requires_grad)
+            elif isinstance(value, Tensor) and value.requires_grad:
+                yield value
 
 
-def _modules(function: Any) -> Iterator[nn.Module]:
-    if isinstance(function, nn.Module):
-        yield function
-    elif isinstance(function, functools.partial):
+def _caught(function: Any) -> Iterator[Any]:
+    """What a function holds: itself, the object it is bound to, and what it catches or names."""
+    yield function
+    if isinstance(function, functools.partial):
         for value in (function.func, *function.args, *function.keywords.values()):
-            yield from _modules(value)
-    else:
-        bound = getattr(function, "__self__", None)
-        if isinstance(bound, nn.Module):
-            yield bound
-        for cell in getattr(function, "__closure__", None) or ():
-            try:
-                caught = cell.cell_contents
-            except ValueError:  # a variable that is bound later
-                continue
-            if isinstance(caught, nn.Module):
-                yield caught
+            yield from _caught(value)
+    elif isinstance(function, types.MethodType):
+        yield function.__self__
+    elif isinstance(function, types.FunctionType):
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a variable that is bound later
+                yield cell.cell_contents
+        yield from (function.__globals__.get(name) for name in function.__code__.co_names)

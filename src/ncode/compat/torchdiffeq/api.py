@@ -18,9 +18,7 @@ FIRST_ONLY = (
     "second derivatives (create_graph=True) of a solve whose gradient has first derivatives only: use odeint with"
     ' options={"gradient": "autograd"}'
 )
-FIRST_ONLY_EVENT = (
-    "second derivatives (create_graph=True) of an event: odeint_event has first derivatives only"
-)
+FIRST_ONLY_EVENT = "second derivatives (create_graph=True) of an event: odeint_event has first derivatives only"
 
 
 def odeint(
@@ -97,7 +95,6 @@ def odeint_adjoint(
     >>> bool((a.grad - a.detach().exp()).abs() < 1e-5)
     True
     """
-    check_adjoint(method, options, adjoint_method, adjoint_options)
     for parameter in () if adjoint_params is None else adjoint_params:
         if not isinstance(parameter, Tensor):
             raise InputError(
@@ -106,6 +103,7 @@ def odeint_adjoint(
             )
     rtol, atol = adjoint_tolerance("rtol", rtol, adjoint_rtol), adjoint_tolerance("atol", atol, adjoint_atol)
     settings = Settings.read(method, rtol, atol, options, "adjoint")
+    check_adjoint(method, options, adjoint_method, adjoint_options)
     return _odeint(func, y0, t, settings, event_fn)
 
 
@@ -220,9 +218,7 @@ def _ends(t: Tensor) -> tuple[Any, Any]:
 def _is_uniform(t: Tensor) -> bool:
     """Whether times are evenly spaced, up to their rounding."""
     steps = t.double().diff()
-    return len(t) > 1 and bool(
-        (steps - steps.mean()).abs().max() <= 4 * torch.finfo(t.dtype).eps * t.abs().max()
-    )
+    return len(t) > 1 and bool((steps - steps.mean()).abs().max() <= 4 * torch.finfo(t.dtype).eps * t.abs().max())
 
 
 def _check_times(t: Any) -> None:

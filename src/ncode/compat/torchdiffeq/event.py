@@ -27,11 +27,7 @@ def crossing(event_fn: Any, system: System, t0: Tensor, y0: Leaves) -> Crossing:
     def values(t: Tensor, y: Leaves) -> Tensor:
         c = event_fn(t, system.nest(y))
         if not isinstance(c, Tensor) or c.is_complex() or c.numel() == 0:
-            what = (
-                f"a tensor of {c.dtype}, shape {tuple(c.shape)}"
-                if isinstance(c, Tensor)
-                else type(c).__name__
-            )
+            what = f"a tensor of {c.dtype}, shape {tuple(c.shape)}" if isinstance(c, Tensor) else type(c).__name__
             raise InputError(f"event_fn must return a real tensor with at least one element; returned {what}")
         if bool(c.detach().isnan().any()):
             raise InputError(f"event_fn returned nan at t = {t.item():.6g}")
@@ -47,8 +43,8 @@ def crossing(event_fn: Any, system: System, t0: Tensor, y0: Leaves) -> Crossing:
 def find(system: System, positive: Crossing, y0: Leaves, t0: float, span: float) -> tuple[float, Leaves]:
     """The first time at which `positive` no longer is, and the state there; `span` is a guess, with the direction.
 
-    Solves a few steps at a time, and looks at the ends of steps. Then bisects on the dense solution until no time lies
-    between before and after.
+    Solves a few steps at a time, and looks at the ends of steps. Then bisects on the dense solution, to the
+    precision of time.
     """
     device, limit, dt = y0[0].device, system.settings.max_steps or MOST_STEPS, system.settings.step_size
     if dt is not None:
@@ -61,19 +57,22 @@ def find(system: System, positive: Crossing, y0: Leaves, t0: float, span: float)
         return t0, y0
     t, y, taken = t0, y0, 0
     while taken < limit and math.isfinite(t + span):
-        steps = min(CHUNK, limit - taken)
+        begin, steps = t, min(CHUNK, limit - taken)
         solution = system.solve(y, t, t + span, dt=dt, dense=True, max_steps=steps, throw=False)
         knots = [] if solution.dense is None else solution.dense.ends[0].tolist()
         for knot in knots:
-            if over(knot, at(solution, knot)):
+            if knot != t and over(knot, at(solution, knot)):
                 return _bisect(solution, over, t, knot)
             t = knot
-        if solution.status[0] not in (Status.OK, Status.MAX_STEPS):
+        status = solution.status[0]
+        if status is Status.MAX_STEPS and t == begin:  # all these steps together were too small for time to tell
+            status = Status.STEP_TOO_SMALL
+        if status not in (Status.OK, Status.MAX_STEPS):
             where = "and event_fn had not changed its sign before"
-            raise SolveError([0], [t], list(solution.status), None, 1, where)
+            raise SolveError([0], [t], [status], None, 1, where)
         y = at(solution, t) if knots else y
         taken += len(knots)
-        if solution.status[0] is Status.OK:
+        if status is Status.OK:
             span *= 2
     raise InputError(
         f"no event between t = {t0:.6g} and {t:.6g}, in {taken} steps: event_fn has not changed its sign; check it and"
@@ -110,16 +109,10 @@ def link(system: System, positive: Crossing, t: Tensor, y: Leaves) -> tuple[Tens
         time, *still = (tensor.detach().requires_grad_() for tensor in (t, *y))
         there = positive(time, tuple(still))
     inputs = (time, *still)
-    grads = (
-        torch.autograd.grad(there, inputs, allow_unused=True, materialize_grads=True)
-        if there.requires_grad
-        else ()
-    )
+    grads = torch.autograd.grad(there, inputs, allow_unused=True, materialize_grads=True) if there.requires_grad else ()
     with torch.no_grad():
         slope = system.slope(t.to(y[0].real.dtype), y)
-        terms = [
-            (grad.conj() * k).real.sum() for grad, k in zip(grads, (torch.ones_like(t), *slope), strict=False)
-        ]
+        terms = [(grad.conj() * k).real.sum() for grad, k in zip(grads, (torch.ones_like(t), *slope), strict=False)]
         rate = sum(terms, torch.zeros_like(t))
     if bool(rate == 0):
         raise InputError(

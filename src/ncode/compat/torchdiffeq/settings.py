@@ -80,9 +80,7 @@ class Settings:
             if name in options
         }
         if number.get("max_num_steps", 1) % 1:
-            raise InputError(
-                f'options["max_num_steps"] must be a whole number; given {options["max_num_steps"]}'
-            )
+            raise InputError(f'options["max_num_steps"] must be a whole number; given {options["max_num_steps"]}')
         names = {"safety": "safety", "dfactor": "smallest", "ifactor": "largest"}
         return cls(
             method=(FIXED if fixed else ADAPTIVE)[method],
@@ -141,9 +139,7 @@ def check_adjoint(method: Any, options: Any, adjoint_method: Any, adjoint_option
 def _options(method: str, fixed: bool, options: Any) -> Mapping[str, Any]:
     """Check the names of options, and the values of those that change nothing here."""
     options = {} if options is None else _mapping("options", options)
-    kind, mine, others = (
-        ("fixed", FOR_FIXED, FOR_ADAPTIVE) if fixed else ("adaptive", FOR_ADAPTIVE, FOR_FIXED)
-    )
+    kind, mine, others = ("fixed", FOR_FIXED, FOR_ADAPTIVE) if fixed else ("adaptive", FOR_ADAPTIVE, FOR_FIXED)
     for name in options:
         if name in NO_OPTION:
             raise InputError(f'option "{name}" is not available: {NO_OPTION[name]}')
@@ -154,9 +150,7 @@ def _options(method: str, fixed: bool, options: Any) -> Mapping[str, Any]:
             )
         choose(f'option of method "{method}"', name, (*mine, *FOR_ALL))
     if options.get("dtype", torch.float64) is not torch.float64:
-        raise InputError(
-            f'option "dtype" is torch.float64 here, the precision of time; given {options["dtype"]}'
-        )
+        raise InputError(f'option "dtype" is torch.float64 here, the precision of time; given {options["dtype"]}')
     if options.get("interp", "cubic") != "cubic":
         raise InputError(
             f'option "interp" can only be "cubic"; given {options["interp"]!r}: values between steps are of the'

@@ -104,9 +104,7 @@ def _fit(k: Any, y: Tensor) -> Tensor:
     if not isinstance(k, Tensor):
         raise InputError(f"func must return a tensor for each one of the state; returned {type(k).__name__}")
     if k.shape != y.shape:
-        raise InputError(
-            f"func returned shape {tuple(k.shape)}; expected that of the state, {tuple(y.shape)}"
-        )
+        raise InputError(f"func returned shape {tuple(k.shape)}; expected that of the state, {tuple(y.shape)}")
     if k.device != y.device:
         raise InputError(f"func returned a tensor on {k.device}; expected {y.device}, where the state is")
     if k.is_complex() and not y.is_complex():
@@ -140,9 +138,7 @@ def _check_state(y0: Any) -> Leaves:
         raise InputError("y0 is an empty tuple: there is nothing to solve")
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
-            raise InputError(
-                f"y0 must be a tensor or a tuple of tensors; given a tuple with {type(leaf).__name__}"
-            )
+            raise InputError(f"y0 must be a tensor or a tuple of tensors; given a tuple with {type(leaf).__name__}")
         if not (leaf.is_floating_point() or leaf.is_complex()):
             raise InputError(f"y0 must be of a floating or complex dtype; given {leaf.dtype}: use y0.float()")
         if leaf.dtype in (torch.float16, torch.bfloat16):

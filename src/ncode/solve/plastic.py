@@ -1,0 +1,176 @@
+"""Hebbian control without its matrix: dx/dt = rho(theta x), dtheta/dt = mu * x x^T - decay * theta (* elementwise).
+
+Let an explicit Runge-Kutta method take steps of size h on (x, theta), with stages x_i, theta_i and slopes
+
+    s_i = rho(theta_i x_i),    G_i = mu * x_i x_i^T - decay theta_i.
+
+theta's equation is linear in theta, so its stages can be solved for by hand. With the method's a (strictly lower
+triangular), b, and L = (I + h decay a)^-1,
+
+    theta_i = phi_i theta + sum_j psi_ij mu * x_j x_j^T,      phi = L 1,    psi = L h a,
+    theta'  = keep theta + sum_j new_j mu * x_j x_j^T,        keep = 1 - h decay b.phi,    new = h (b - decay psi^T b).
+
+So at every evaluation e theta is a known multiple of theta_0 plus a weighted sum over the stage vectors before it,
+whatever the presentations were, and since (mu * x_k x_k^T) x = x_k * (mu (x_k * x)),
+
+    v_e = theta x_e = scale_e theta_0 x_e + sum_{k < e} W_ek x_k * (mu (x_k * x_e)).                            (1)
+
+This is the very discretisation that `ncode.solve` makes of the same steps, and equal to it up to rounding. theta is
+never formed: with K evaluations, memory is K vectors a sample, and the work is one product of (batch k, n) with mu
+an evaluation.
+
+Backward, with v'_e the gradient of v_e, adds for each e, from the last to the first,
+
+    x'_e += scale_e theta_0^T v'_e + sum_k x_k * y_k,      y_k = W_ek mu^T (x_k * v'_e),
+    x'_k += W_ek v'_e * (mu (x_k * x_e)) + x_e * y_k,
+    mu' += sum_k W_ek (x_k * v'_e) (x_k * x_e)^T,          theta_0' += scale_e v'_e x_e^T.
+
+The products mu (x_k * x_e), of which there are K^2 / 2 a sample, are computed again and not kept. The rows of mu' are
+gathered, so that few large products make it, and theta_0' is one.
+
+Steps are fixed here. For steps chosen by the error use `ncode.solve` with feedback, which forms theta for each sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .plastic_pass import Job, Present, product
+from .plastic_weights import plan_weights
+from .problem import check_finite, check_number, check_state, choose
+from .status import InputError
+from .stepsize import fixed_steps
+from .tableau import METHODS
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """theta at the end of an episode, as scale * theta_0 + mu * sum_k w_k x_k x_k^T. Takes part in autograd."""
+
+    theta0: Tensor  # (n, n) or (batch, n, n)
+    mu: Tensor  # (n, n)
+    scale: Tensor  # ()
+    weights: Tensor  # (K,)
+    vectors: Tensor  # (K, batch, n)
+
+    def theta(self) -> Tensor:
+        """The matrices themselves, (batch, n, n)."""
+        weighted = (self.weights[:, None, None] * self.vectors).permute(1, 2, 0)
+        return self.scale * self.theta0 + self.mu * (weighted @ self.vectors.transpose(0, 1))
+
+    def times(self, x: Tensor) -> Tensor:
+        """theta x for x (batch, n), without the matrices."""
+        seen = self.vectors * ((self.vectors * x) @ self.mu.mT)
+        return self.scale * product(self.theta0, x) + torch.einsum("k,kbn->bn", self.weights, seen)
+
+
+class Episode(NamedTuple):
+    """What an episode leaves."""
+
+    x: Tensor  # at the end of the last presentation, (batch, n)
+    xs: Tensor  # at the end of each, (batch, P, n)
+    trace: Trace  # theta after the last
+
+
+def episode(
+    stimuli: Tensor,
+    theta0: Tensor,
+    mu: Tensor,
+    *,
+    duration: float = 0.5,
+    dt: float | None = None,
+    steps: int | None = None,
+    method: str = "rk4",
+    rho: Callable[[Tensor], Tensor] = torch.tanh,
+    decay: float | Tensor = 0.0,
+) -> Episode:
+    """Present stimuli one after another: x starts from each and runs free for `duration`, and theta is carried on.
+
+    dx/dt = rho(theta x), dtheta/dt = mu * x x^T - decay * theta. Equal, up to rounding, to one `ncode.solve` with
+    feedback a presentation, but theta is never formed, and the whole has one backward.
+
+    Args:
+        stimuli: Where x starts in each presentation, (batch, P, n), float32 or float64.
+        theta0: The coupling at first, (n, n), or a sample's own, (batch, n, n).
+        mu: The rates of learning, (n, n).
+        duration: How long each presentation lasts.
+        dt, steps: Give one: the step size (a presentation's last step may be shorter), or the number of equal steps.
+        method: Any of `METHODS`. Every stage is a vector to remember: few stages and large steps are cheapest.
+        rho: A function of (batch, n) to the same shape. Gradients also reach the parameters it may have.
+        decay: The rate at which theta decays, a number or a tensor () that may want a gradient.
+
+    Returns:
+        Episode(x, xs, trace). Gradients reach stimuli, theta0, mu, decay and rho's parameters; there are no second
+        derivatives: use `ncode.solve` with gradient="autograd" for those.
+
+    >>> import torch
+    >>> patterns = torch.tensor([[[1.0, -1.0, 1.0], [1.0, -1.0, 0.0]]])  # shown whole, then with a hole
+    >>> recalled = episode(patterns, torch.zeros(3, 3), torch.ones(3, 3), steps=1)
+    >>> recalled.x.sign()
+    tensor([[ 1., -1.,  1.]])
+    """
+    tableau = METHODS[choose("method", method, METHODS)]
+    _check(stimuli, theta0, mu)
+    sizes = _sizes(duration, dt, steps)
+    plan = plan_weights(tableau, sizes * stimuli.shape[1], _rate(decay))
+    weights, scales, last_weights, last_scale = (part.to(stimuli.device, stimuli.dtype) for part in plan)
+    job = Job(tableau, sizes, plan[1].tolist(), rho)
+    trained = job.look(stimuli[:, 0])
+    ends, vectors = Present.apply(job, stimuli, theta0, mu, weights, scales, *trained)
+    return Episode(ends[-1], ends.transpose(0, 1), Trace(theta0, mu, last_scale, last_weights, vectors))
+
+
+def _sizes(duration: float, dt: float | None, steps: int | None) -> list[float]:
+    """The steps of one presentation, as `ncode.solve` makes them."""
+    duration = check_number("duration", duration, low=0.0, strict=True)
+    if dt is not None and steps is None:
+        dt = check_number("dt", dt, low=0.0, strict=True)
+        count = fixed_steps(duration, dt)
+        return [dt] * (count - 1) + [duration - dt * (count - 1)]
+    if steps is not None and dt is None:
+        if int(check_number("steps", steps, low=1)) != steps:
+            raise InputError(f"steps must be a whole number; given {steps}")
+        return [duration / steps] * int(steps)
+    raise InputError(f"give either a step size dt or the number of steps a presentation; given dt={dt}, steps={steps}")
+
+
+def _rate(decay: Any) -> Tensor:
+    """The rate of decay in double precision, where the small matrices are solved."""
+    if isinstance(decay, Tensor):
+        if decay.numel() != 1 or not decay.is_floating_point():
+            raise InputError(
+                f"decay must be a number or a tensor of shape (); given {decay.dtype} {tuple(decay.shape)}"
+            )
+        # On a GPU this waits once: the table below is many tiny operations, quicker on the CPU.
+        return decay.reshape(()).to("cpu", torch.float64)
+    return torch.tensor(check_number("decay", decay, low=0.0), dtype=torch.float64)
+
+
+def _check(stimuli: Any, theta0: Any, mu: Any) -> None:
+    """Refuse what does not fit, with a sentence."""
+    check_state(stimuli)
+    if stimuli.dim() != 3 or stimuli.is_complex() or 0 in stimuli.shape[1:]:
+        raise InputError(
+            "stimuli must be real and of shape (batch, P, n), P presentations of n elements;"
+            f" given {stimuli.dtype} {tuple(stimuli.shape)}"
+        )
+    batch, _, n = stimuli.shape
+    for name, given, known in (("theta0", theta0, ((n, n), (batch, n, n))), ("mu", mu, ((n, n),))):
+        if not isinstance(given, Tensor):
+            raise InputError(f"{name} must be a tensor; given {type(given).__name__}")
+        if tuple(given.shape) not in known:
+            raise InputError(
+                f"{name} must be {' or '.join(map(str, known))} for stimuli of {n} elements; given {tuple(given.shape)}"
+            )
+        if given.dtype != stimuli.dtype or given.device != stimuli.device:
+            raise InputError(
+                f"{name} must be {stimuli.dtype} on {stimuli.device} like the stimuli;"
+                f" given {given.dtype} on {given.device}"
+            )
+        check_finite(name, given)
+    check_finite("stimuli", stimuli)
