@@ -19,8 +19,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", choices=names(), action="append", help="a workload; may be repeated (all)")
     parser.add_argument("--peers", nargs="*", help="libraries to run beside ncode (all that are installed)")
     parser.add_argument("--no-compile", action="store_true", help="leave out rows that use torch.compile")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes and no search: does everything run?")
+    parser.add_argument("--no-search", action="store_true", help="each row's first formulation, not its fastest")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one turn, no search: does all run?")
     parser.add_argument("--json", type=Path, help="where to write numbers (results/bench-solver-DEVICE.json)")
+    parser.add_argument("--append", action="store_true", help="keep other workloads that the file holds already")
     return parser.parse_args(arguments)
 
 

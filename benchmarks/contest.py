@@ -18,6 +18,7 @@ class Settings:
     repeats: int = 11
     seed: int = 0
     compile: bool = True
+    search: bool = True
     quick: bool = False
     peers: Sequence[str] | None = None
 

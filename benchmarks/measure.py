@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 from .contest import Contest, Entry, Nfe, Outcome, Runner
 
-TURN = 0.1  # seconds: a turn repeats a quick step for as long
+TURN = 0.1  # seconds: a turn repeats a short step for as long
 
 
 @dataclass(eq=False)
@@ -46,8 +46,8 @@ class Broken(Exception):
     """No variant of an entry runs."""
 
 
-def fastest(entry: Entry, contest: Contest, quick: bool) -> Row:
-    """Build an entry's variants, drop those that fail or disagree, and keep the fastest. `quick` takes the first."""
+def fastest(entry: Entry, contest: Contest, search: bool) -> Row:
+    """Build the variants, drop those that fail or disagree, and keep the fastest (without search the first)."""
     best: Row | None = None
     tried: dict[str, float | str] = {}
     for variant, build in entry.variants.items():
@@ -63,12 +63,15 @@ def fastest(entry: Entry, contest: Contest, quick: bool) -> Row:
         if complaint := disagreement(row, contest):
             tried[variant] = complaint
             continue
-        alternate([row], repeats=1 if quick else 3)
+        if not search:
+            best = row
+            break
+        alternate([row], repeats=1)
+        if row.seconds < TURN:  # slow steps need no more to tell them apart
+            alternate([row], repeats=2)
         tried[variant] = row.seconds
         if best is None or row.seconds < best.seconds:
             best = row
-        if quick:
-            break
     if best is None:
         raise Broken("; ".join(f"{variant}: {why}" for variant, why in tried.items()))
     best.tried, best.times = tried, []
@@ -88,18 +91,16 @@ def disagreement(row: Row, contest: Contest) -> str | None:
     if not abs(row.loss - expected) <= contest.loss_tolerance * abs(expected):
         return f"the loss is {row.loss:.6g} and should be {expected:.6g}"
     if not row.gradient_error <= contest.gradient_tolerance:
-        return (
-            f"the gradient's relative error is {row.gradient_error:.2g}, above {contest.gradient_tolerance:g}"
-        )
+        return f"the gradient's relative error is {row.gradient_error:.2g}, above {contest.gradient_tolerance:g}"
     return None
 
 
-def alternate(rows: Sequence[Row], repeats: int) -> None:
+def alternate(rows: Sequence[Row], repeats: int, turn: float = TURN) -> None:
     """Time all rows in turn, `repeats` times over, each turn after a step that is not counted."""
     wall, busy = [0.0] * len(rows), [0.0] * len(rows)
     for _ in range(repeats):
         for i, row in enumerate(rows):
-            seconds, steps, processor = _turn(row.runner.run)
+            seconds, steps, processor = _turn(row.runner.run, turn)
             row.times.append(seconds / steps)
             wall[i] += seconds
             busy[i] += processor
@@ -107,7 +108,7 @@ def alternate(rows: Sequence[Row], repeats: int) -> None:
         row.busy = processor / total
 
 
-def _turn(run: Any) -> tuple[float, int, float]:
+def _turn(run: Callable[[], Any], least: float) -> tuple[float, int, float]:
     gc.collect()  # or one library pays for another's garbage
     run()  # brings code and data back into the caches
     steps, processor, start = 0, time.process_time(), time.perf_counter()
@@ -115,7 +116,7 @@ def _turn(run: Any) -> tuple[float, int, float]:
         run()
         steps += 1
         seconds = time.perf_counter() - start
-        if seconds >= TURN:
+        if seconds >= least:
             return seconds, steps, time.process_time() - processor
 
 

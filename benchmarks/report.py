@@ -25,7 +25,7 @@ HEAD = (
 )
 
 
-def table(rows: Sequence[Row], device: str) -> str:
+def table(rows: Sequence[Row]) -> str:
     """Markdown that also reads well as plain text."""
     ours = {row.entry.label: row.seconds for row in rows if row.entry.library == "ncode"}
     lines = [HEAD, *(_cells(row, ours) for row in rows)]
@@ -65,15 +65,20 @@ def _cells(row: Row, ours: Mapping[str, float]) -> tuple[str, ...]:
     )
 
 
-def verdicts(rows: Sequence[Row], aims: Sequence[Aim], device: str) -> list[str]:
-    """One line an aim: reached or not."""
-    lines = []
-    for verdict in _judge(rows, aims, device):
+def notes(rows: Sequence[Row], failed: Mapping[str, str], contest: Contest, device: str) -> list[str]:
+    """Below the table: aims, reached or not; who did not take part; what failed."""
+    lines = [""]
+    for verdict in _judge(rows, contest.aims, device):
         word = "reached" if verdict["reached"] else "NOT reached"
-        lines.append(
-            f"aim {verdict['aim']:g}: {verdict['ours']} / {verdict['peer']} = {verdict['ratio']:.2f}, {word}"
-        )
-    return lines
+        lines.append(f"aim {verdict['aim']:g}: {verdict['ours']} / {verdict['peer']} = {verdict['ratio']:.2f}, {word}")
+    lines += [f"skipped {peer}: {why}" for peer, why in contest.skipped.items()]
+    lines += [
+        f"left out {row.name}, {variant}: {why}"
+        for row in rows
+        for variant, why in row.tried.items()
+        if isinstance(why, str)
+    ]
+    return lines + [f"FAILED {row}: {why}" for row, why in failed.items()]
 
 
 def _judge(rows: Sequence[Row], aims: Sequence[Aim], device: str) -> list[dict[str, Any]]:
@@ -98,9 +103,7 @@ def _judge(rows: Sequence[Row], aims: Sequence[Aim], device: str) -> list[dict[s
     return verdicts
 
 
-def record(
-    title: str, rows: Sequence[Row], failed: Mapping[str, str], contest: Contest, device: str
-) -> dict[str, Any]:
+def record(title: str, rows: Sequence[Row], failed: Mapping[str, str], contest: Contest, device: str) -> dict[str, Any]:
     """All that was measured on one workload."""
     return {
         "title": title,
@@ -127,6 +130,11 @@ def _row(row: Row) -> dict[str, Any]:
         "gradient_error": row.gradient_error,
         "tried": row.tried,
     }
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The workloads of an earlier run."""
+    return json.loads(path.read_text())["workloads"] if path.exists() else {}
 
 
 def write(path: Path, data: Mapping[str, Any]) -> None:

@@ -11,38 +11,38 @@ import torch
 from . import workloads
 from .contest import Contest, Settings
 from .environment import describe
-from .measure import Broken, Row, alternate, fastest, inspect
-from .report import record, table, verdicts, write
+from .measure import TURN, Broken, Row, alternate, fastest, inspect
+from .report import load, notes, record, table, write
 
 
 def run(options: Namespace, command: str, path: Path | None) -> int:
-    """Run and print; returns the exit status: 1 if a row of ours is broken."""
+    """Run and print; returns the exit status: 1 if a row is broken or disagrees with the reference."""
     settings = Settings(
-        options.device, options.repeats, options.seed, not options.no_compile, options.quick, options.peers
+        device=options.device,
+        repeats=options.repeats,
+        seed=options.seed,
+        compile=not options.no_compile,
+        search=not (options.no_search or options.quick),
+        quick=options.quick,
+        peers=options.peers,
     )
-    surroundings = describe(options.device, options.threads)
-    broken: dict[str, str] = {}
-    records = {}
+    about = {"command": command, "seed": options.seed, **describe(options.device, options.threads)}
+    records = load(path) if path is not None and options.append else {}
+    status = 0
     for name in options.only or workloads.names():
         module = workloads.load(name)
         torch.compiler.reset()
         contest = module.contest(settings)
         rows, failed = _measure(contest, settings)
-        print(f"\n## {module.TITLE}\n")
-        print(table(rows, options.device))
-        notes = [f"skipped {peer}: {why}" for peer, why in contest.skipped.items()]
-        notes += [f"FAILED {row}: {why}" for row, why in failed.items()]
-        for line in (*verdicts(rows, contest.aims, options.device), *notes):
-            print(line)
-        sys.stdout.flush()
-        records[name] = record(module.TITLE, rows, failed, contest, options.device)
-        broken |= {f"{name}, {row}": why for row, why in failed.items() if row.startswith("ncode")}
+        print(f"\n## {module.TITLE}\n\n{table(rows)}")
+        print(*notes(rows, failed, contest, options.device), sep="\n", flush=True)
+        records[name] = {"command": command, **record(module.TITLE, rows, failed, contest, options.device)}
+        status = 1 if failed else status
+        if path is not None:  # after each: a run that is stopped keeps what it has
+            write(path, {**about, "workloads": records})
     if path is not None:
-        write(path, {"command": command, "seed": options.seed, **surroundings, "workloads": records})
         print(f"\nwrote {path}")
-    for row, why in broken.items():
-        print(f"BROKEN {row}: {why}", file=sys.stderr)
-    return 1 if broken else 0
+    return status
 
 
 def _measure(contest: Contest, settings: Settings) -> tuple[list[Row], dict[str, str]]:
@@ -52,10 +52,10 @@ def _measure(contest: Contest, settings: Settings) -> tuple[list[Row], dict[str,
     for entry in contest.entries:
         print(f"... {entry.library}, {entry.label}", file=sys.stderr, flush=True)
         try:
-            rows.append(fastest(entry, contest, settings.quick))
+            rows.append(fastest(entry, contest, settings.search))
         except Broken as reasons:
             failed[f"{entry.library}, {entry.label}"] = str(reasons)
-    alternate(rows, 1 if settings.quick else settings.repeats)
+    alternate(rows, 1 if settings.quick else settings.repeats, 0.0 if settings.quick else TURN)
     for row in rows:
         inspect(row)
     return rows, failed

@@ -64,9 +64,7 @@ def _solve(flow: Flow, f: Callable[..., Any], adjoint: diffrax.AbstractAdjoint) 
     return solve
 
 
-def _build(
-    flow: Flow, f: Callable[..., Any], adjoint: diffrax.AbstractAdjoint, together: bool, device: Any
-) -> Runner:
+def _build(flow: Flow, f: Callable[..., Any], adjoint: diffrax.AbstractAdjoint, together: bool, device: Any) -> Runner:
     axis = None if flow.shared else 0
     if together:
         solve = _solve(flow, jax.vmap(f, in_axes=(None, 0, axis)), adjoint)
@@ -78,9 +76,7 @@ def _build(
         return loss_of(x1), steps
 
     wanted = 1 if flow.shared else (0, 1)
-    x0, *weights = (
-        jax.device_put(np.asarray(leaf, dtype=np.float32), device) for leaf in (flow.x0, *flow.weights)
-    )
+    x0, *weights = (jax.device_put(np.asarray(leaf, dtype=np.float32), device) for leaf in (flow.x0, *flow.weights))
     arguments = (x0, tuple(weights))
     jitted = jax.jit(jax.value_and_grad(loss, argnums=wanted, has_aux=True))
     step = jitted.lower(*arguments).compile()

@@ -22,9 +22,7 @@ def entries(flow: Flow, settings: Settings) -> list[Entry]:
     if settings.compile:
         names = list(fields) if flow.compiled is None else flow.compiled
         compiled = {name: fields[name] for name in names}
-        rows.append(
-            Entry("torchode", "backprop, compiled", _variants(flow, settings, compiled, compile=True))
-        )
+        rows.append(Entry("torchode", "backprop, compiled", _variants(flow, settings, compiled, compile=True)))
     return rows
 
 

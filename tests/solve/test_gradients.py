@@ -8,7 +8,7 @@ import ncode
 
 from .systems import DOUBLE, GRADIENTS, Everything, close, decay, double, gradients, numeric
 
-TIGHT = {"method": "dopri8", "rtol": 1e-11, "atol": 1e-11}
+TIGHT = {"method": "dopri8", "rtol": 1e-10, "atol": 1e-10}
 every_gradient = pytest.mark.parametrize("gradient", GRADIENTS)
 either_control = pytest.mark.parametrize("feedback", [True, False], ids=["feedback", "constant control"])
 
@@ -298,26 +298,19 @@ def test_backward_may_run_twice_over_a_retained_graph(gradient):
         torch.autograd.grad(loss, x0)
 
 
-@every_gradient
-def test_a_loss_of_one_output_needs_no_other(gradient):
-    for name in ("x", "cost", "xs", "theta", "thetas"):
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
+@pytest.mark.parametrize("name", ["x", "theta", "cost", "xs", "thetas"])
+def test_a_loss_of_one_output_needs_no_other(gradient, name):
+    results = []
+    for kind in (gradient, "autograd"):
         system = Everything()
-        sol = ncode.solve(**system.arguments(), **TIGHT, gradient=gradient)
-        value = getattr(sol, name)
+        value = getattr(ncode.solve(**system.arguments(), **TIGHT, gradient=kind), name)
         loss = (value["rest"][0] if isinstance(value, dict) else value).sin().sum()
-        got = gradients(loss, system.inputs)
-
-        def again(name=name, system=system):
-            value = getattr(ncode.solve(**system.arguments(), **TIGHT), name)
-            return (value["rest"][0] if isinstance(value, dict) else value).sin().sum()
-
-        for wanted in ("x0", "t1", "f.weight", "save_at"):
-            direction = torch.randn_like(system.inputs[wanted])
-            expected = numeric(again, system.inputs[wanted], direction)
-            close((got[wanted] * direction).sum(), expected, rtol=1e-6, atol=1e-8)
+        results.append(gradients(loss, system.inputs))
+    close(*results, rtol=1e-6, atol=1e-8)
 
 
-@every_gradient
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
 @pytest.mark.parametrize("what", ["x0", "theta", "weight", "computed"])
 def test_an_input_changed_in_place_before_backward_is_refused(gradient, what):
     x0 = double(1.0, 2.0).requires_grad_()
@@ -422,8 +415,18 @@ def test_a_second_derivative_of_another_gradient_is_refused_with_a_way_out(gradi
     x0 = double(1.3).requires_grad_()
     x = ncode.solve(lambda t, x, theta: x.sin(), x0, 0.0, 1.0, gradient=gradient).x
     (first,) = torch.autograd.grad(x.square().sum(), x0, create_graph=True)
-    with pytest.raises(RuntimeError, match='gradient="autograd"'):
+    with pytest.raises(ncode.InputError, match='gradient="autograd"'):
         torch.autograd.grad(first.sum(), x0)
+
+
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
+def test_a_penalty_on_another_gradient_is_refused_rather_than_left_out(gradient):
+    net = nn.Linear(1, 1, dtype=DOUBLE)
+    x0 = double(1.3).requires_grad_()
+    x = ncode.solve(lambda t, x, theta: net(x).tanh(), x0, 0.0, 1.0, gradient=gradient).x
+    (slope,) = torch.autograd.grad(x.sum(), x0, create_graph=True)
+    with pytest.raises(ncode.InputError, match='gradient="autograd"'):
+        (x.sum() + slope.square().sum()).backward()
 
 
 @pytest.mark.parametrize("gradient", ["discrete", "adjoint"])

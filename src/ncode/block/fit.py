@@ -48,6 +48,13 @@ def check_context(context: Tensor, x: Tensor) -> Tensor:
     return context
 
 
+def check_stimuli(stimuli: Tensor) -> None:
+    """Stimuli must be at least one presentation."""
+    if not isinstance(stimuli, Tensor) or stimuli.dim() < 3 or stimuli.shape[1] == 0:
+        shown = tuple(stimuli.shape) if isinstance(stimuli, Tensor) else type(stimuli).__name__
+        raise InputError(f"stimuli must be (batch, P, ...), P presentations a sample; given {shown}")
+
+
 def check_given(theta: Theta | Tensor, shapes: Shapes, batch: int) -> Theta:
     """A control from outside, by name."""
     if isinstance(theta, Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,24 @@ from ..solve import PID, InputError, Solution, solve
 from ..solve.field import Cost
 from ..solve.problem import check_state
 from .describe import describe
+from .episode import Episode
 from .family import FAMILY, Member
-from .fit import check_context, check_control_fits, check_given, check_precision, check_state_shape
-from .outcome import exactly, named
+from .fit import (
+    check_context,
+    check_control_fits,
+    check_given,
+    check_precision,
+    check_state_shape,
+    check_stimuli,
+)
+from .outcome import named, reached_solution
 from .pretrained import from_pretrained, save_pretrained
 from .registry import register
 from .settings import Settings
-from .shortcuts import Shortcut, shortcut
+from .shortcuts import Reached, plastic_way, shortcut
+from .task import Task
 from .tracing import traceable
-from .wiring import Once, Velocity, carry, cast, control, feedback, speed, velocity
+from .wiring import Once, Velocity, carry, cast, control, feedback, speed, spread, velocity
 
 
 @register
@@ -103,7 +112,7 @@ class NCODE(nn.Module):
             x: What the dynamics start from, (batch, ...).
             context: What the controller is shown, where it is not x: an image, and x the start of a latent flow.
         """
-        return self.solve(x, context=context).x
+        return self._solve(self._task(x, context, None, self.settings, whole=False)).x
 
     def trajectory(self, x: Tensor, ts: Tensor, context: Tensor | None = None) -> Tensor:
         """The state at times ts, shared (T,) or a sample's own (batch, T): (batch, T, ...).
@@ -145,11 +154,54 @@ class NCODE(nn.Module):
             The solution; `sol.theta` and `sol.thetas` are dicts by name of the control.
         """
         settings = self.settings.changed(changes)
-        x0, state = self._start(x, context, theta)
-        way = None if cost is not None or dense else shortcut(self.dynamics, self.controller, settings, x0)
-        if way is None:
-            return traceable(self._integrate, settings)(x0, state, settings, cost, save_at, dense, throw)
-        return traceable(self._follow, settings)(way, x0, state, settings, save_at, throw)
+        saved = None if save_at is None else torch.as_tensor(save_at, device=x.device)
+        return self._solve(self._task(x, context, theta, settings, cost=cost, save_at=saved, dense=dense, throw=throw))
+
+    def episode(
+        self,
+        stimuli: Tensor,
+        *,
+        context: Tensor | None = None,
+        theta: Theta | Tensor | None = None,
+        **changes: Any,
+    ) -> Episode:
+        """Present stimuli one after another: x starts from each and runs from t0 to t1, and theta is carried on.
+
+        For controls that are driven. Hebbian control of `Recurrent` or `Linear`, with a fixed step size dt, is never
+        formed
+        here: memory grows with the number of evaluations times n, and not with n^2 a sample.
+
+        Args:
+            stimuli: Where x starts in each presentation, (batch, P, ...).
+            context: What the controller is shown at first, where it is not the first stimulus.
+            theta: A control to start from in place of the controller's own.
+            changes: Other settings for this episode alone.
+
+        >>> import torch, ncode
+        >>> block = ncode.NCODE(ncode.dynamics.Recurrent(8), ncode.Hebbian(), t1=0.5, method="rk4", dt=0.25)
+        >>> patterns = torch.randn(2, 3, 8).sign()
+        >>> shown = block.episode(patterns)
+        >>> shown.x.shape, shown.xs.shape, shown.theta()["weight"].shape
+        (torch.Size([2, 8]), torch.Size([2, 3, 8]), torch.Size([2, 8, 8]))
+        """
+        settings = self.settings.changed(changes)
+        check_stimuli(stimuli)
+        first = self._task(stimuli[:, 0], context, theta, settings)
+        if not first.state.driven:
+            raise InputError(
+                "an episode carries the control from one presentation to the next, and"
+                f" {type(self.controller).__name__} does not drive it: use ClosedLoop or Hebbian"
+            )
+        way = plastic_way(self.dynamics, self.controller, first)
+        if way is not None:
+            return way(torch.stack([self.dynamics.lift(x) for x in stimuli.unbind(1)], 1))
+        ends: list[Tensor] = []
+        control: dict[str, Tensor] = dict(first.state.driven)
+        for number, x in enumerate(stimuli.unbind(1)):
+            solution = self.solve(x, context=context, theta=control if number else theta, **changes)
+            ends.append(solution.x)
+            control = solution.theta
+        return Episode(ends[-1], torch.stack(ends, 1), lambda: control)
 
     @staticmethod
     def family() -> dict[str, Member]:
@@ -210,48 +262,39 @@ class NCODE(nn.Module):
         """The equations, the interval and how it is solved, as they show in `print(block)`."""
         return describe(self.dynamics, self.controller, self.settings)
 
-    def _start(self, x: Tensor, context: Tensor | None, theta: Theta | Tensor | None) -> tuple[Tensor, State]:
-        """The state at t0, and the controller's."""
+    def _task(
+        self, x: Tensor, context: Tensor | None, theta: Theta | Tensor | None, settings: Settings, **more: Any
+    ) -> Task:
+        """Check what is given, and set the state and the control at t0."""
         check_state(x)
         check_precision(self, x)
         x0 = self.dynamics.lift(x)
         check_state_shape(self.dynamics, x, x0)
-        shapes = self.dynamics.control_shapes
+        shapes, batch = self.dynamics.control_shapes, x0.shape[0]
         if theta is None:
-            seen = x if context is None else check_context(context, x)
-            state = self.controller.start(seen)
+            state = self.controller.start(x if context is None else check_context(context, x))
         else:
-            state = self.controller.given(check_given(theta, shapes, x.shape[0]))
+            state = self.controller.given(check_given(theta, shapes, batch))
         state = State(*({name: cast(value, x0) for name, value in part.items()} for part in state))
-        check_control_fits(self.controller.control(x0.new_zeros(x0.shape[0]), state), shapes, x0.shape[0])
-        return x0, state
+        check_control_fits(self.controller.control(x0.new_zeros(batch), state), shapes, batch)
+        return Task(x0, state, theta is not None, settings, **more)
 
-    def _follow(
-        self,
-        way: Shortcut,
-        x0: Tensor,
-        state: State,
-        settings: Settings,
-        save_at: Tensor | None,
-        throw: bool,
-    ) -> Solution:
+    def _solve(self, task: Task) -> Solution:
+        way = shortcut(self.dynamics, self.controller, task)
+        if way is None:
+            return traceable(self._integrate)(task)
+        return traceable(self._follow)(way, task)
+
+    def _follow(self, way: Callable[[], Reached], task: Task) -> Solution:
         """By a shortcut."""
-        carried, state_of = carry(state)
-        theta = control(self.dynamics, self.controller, state_of)(x0.new_zeros(x0.shape[0]), carried)
-        return exactly(way(x0, theta, save_at), theta, x0, settings, save_at, throw)
+        reached = way()
+        theta = spread(reached.theta(), self.dynamics.control_shapes, task.batch) if task.whole else {}
+        return reached_solution(reached, theta, task)
 
-    def _integrate(
-        self,
-        x0: Tensor,
-        state: State,
-        settings: Settings,
-        cost: Cost | Regulariser | Sequence[Cost | Regulariser] | None,
-        save_at: Tensor | None,
-        dense: bool,
-        throw: bool,
-    ) -> Solution:
+    def _integrate(self, task: Task) -> Solution:
         """By the solver."""
-        carried, state_of = carry(state)
+        x0, settings, cost = task.x0, task.settings, task.cost
+        carried, state_of = carry(task.state)
         f: Velocity = velocity(self.dynamics, self.controller, state_of)
         theta_at = control(self.dynamics, self.controller, state_of)
         if cost is not None:
@@ -264,11 +307,11 @@ class NCODE(nn.Module):
             settings.t0,
             settings.t1,
             theta=carried,
-            feedback=feedback(self.controller, state_of) if state.driven else None,
+            feedback=feedback(self.controller, state_of) if task.state.driven else None,
             cost=cost,
-            save_at=save_at,
-            dense=dense,
-            throw=throw,
+            save_at=task.save_at,
+            dense=task.dense,
+            throw=task.throw,
             **settings.solver(),
         )
-        return named(solution, theta_at, self.controller.motion, settings)
+        return named(solution, theta_at, self.controller.motion, task) if task.whole else solution

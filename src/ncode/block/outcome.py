@@ -11,15 +11,15 @@ from ..control.base import Theta
 from ..control.motion import Motion, Still
 from ..solve import Solution, SolveError, Stats, Status
 from ..solve.problem import check_saved, check_time, symbolic
-from .settings import Settings
 from .shortcuts import Reached
+from .task import Task
 from .wiring import Control
 
 
-def named(solution: Solution, theta_at: Control, motion: Motion, settings: Settings) -> Solution:
+def named(solution: Solution, theta_at: Control, motion: Motion, task: Task) -> Solution:
     """The solver's solution, with the control in place of what the solver carried."""
     x, ts = solution.x, solution.ts
-    t1 = torch.as_tensor(settings.t1, device=x.device).to(x.real.dtype).expand(x.shape[0])
+    t1 = torch.as_tensor(task.settings.t1, device=x.device).to(x.real.dtype).expand(task.batch)
     theta = theta_at(t1, solution.theta)
     if ts is None:
         return replace(solution, theta=theta)
@@ -33,16 +33,15 @@ def named(solution: Solution, theta_at: Control, motion: Motion, settings: Setti
     return replace(solution, theta=theta, thetas=thetas)
 
 
-def exactly(
-    reached: Reached, theta: Theta, x0: Tensor, settings: Settings, save_at: Tensor | None, throw: bool
-) -> Solution:
-    """A solution that came without steps, with the statuses that the solver would give."""
+def reached_solution(reached: Reached, theta: Theta, task: Task) -> Solution:
+    """The solution that a shortcut leads to, with the statuses that the solver would give."""
+    x0, settings = task.x0, task.settings
     time = torch.float32 if x0.device.type == "mps" else torch.float64
     (_, t0), (_, t1) = check_time("t0", settings.t0, x0, time), check_time("t1", settings.t1, x0, time)
-    given, full = (None, None) if save_at is None else check_saved(save_at, t0.detach(), t1.detach())
-    none = torch.zeros(x0.shape[0], dtype=torch.int32, device=x0.device)
+    given, full = (None, None) if task.save_at is None else check_saved(task.save_at, t0.detach(), t1.detach())
+    none = torch.zeros(task.batch, dtype=torch.int32, device=x0.device)
     finite = reached.x.detach().isfinite().flatten(1).all(1)
-    codes = torch.where(finite, Status.OK, Status.NOT_FINITE).to(torch.int32)
+    codes = torch.where(finite, Status.OK.value, Status.NOT_FINITE.value).to(torch.int32)
     solution = Solution(
         x=torch.where(finite[:, None], reached.x, torch.nan),
         theta=dict(theta),
@@ -50,14 +49,14 @@ def exactly(
         ts=None if given is None or full is None else given.expand(full.shape),
         xs=reached.xs,
         thetas=None if full is None else held(theta, full.shape[1]),
-        stats=Stats(none, none, none),
+        stats=Stats(none + reached.nfe, none + reached.steps, none),
         codes=codes,
         t=t1.detach(),
     )
     # The one place where the CPU waits for the GPU.
-    if throw and not symbolic() and not bool(finite.all()):
+    if task.throw and not symbolic() and not bool(finite.all()):
         failed = (~finite).nonzero().flatten().tolist()
-        raise SolveError(failed, t1[failed].tolist(), [Status.NOT_FINITE] * len(failed), solution, x0.shape[0])
+        raise SolveError(failed, t1[failed].tolist(), [Status.NOT_FINITE] * len(failed), solution, task.batch)
     return solution
 
 

@@ -53,12 +53,6 @@ class Settings:
         """All by name."""
         return {known.name: getattr(self, known.name) for known in fields(self)}
 
-    @property
-    def planned(self) -> bool:
-        """Whether the steps are known beforehand and taken as a plain graph: such a solve can be traced."""
-        numbers = not isinstance(self.t0, Tensor) and not isinstance(self.t1, Tensor)
-        return self.dt is not None and self.gradient == "autograd" and numbers and not self.compile
-
     def solver(self) -> dict[str, Any]:
         """The keyword arguments of `ncode.solve`."""
         return {name: value for name, value in self.all().items() if name not in ("t0", "t1", "exact")}

@@ -1,19 +1,30 @@
-"""Closed forms and fast paths: where the dynamics' structure and the control's motion allow for them."""
+"""Closed forms and fast paths, where the dynamics' structure and the control's motion allow for them.
+
+Each takes the place of the solver, gives the same answer, and is switched off by `exact=False`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..control.base import Controller, Theta
-from ..control.motion import Motion, Still
+from ..control.motion import Motion, Outer, Still
+from ..dynamics.activations import ACTIVATIONS
 from ..dynamics.base import Dynamics
 from ..dynamics.structure import Product, Structure
+from ..solve import METHODS
 from ..solve.exponential import linear_flow
+from ..solve.plastic import episode
 from ..solve.problem import transforming
+from ..solve.stepsize import fixed_steps
+from .episode import Episode
 from .settings import Settings
+from .task import Task
 
 
 class Reached(NamedTuple):
@@ -21,47 +32,114 @@ class Reached(NamedTuple):
 
     x: Tensor  # at t1
     xs: Tensor | None  # at the saved times
+    theta: Callable[[], Theta]  # the control at t1; made when it is asked for
+    steps: int = 0
+    nfe: int = 0
 
 
-Shortcut = Callable[[Tensor, Theta, Tensor | None], Reached]
-
-
-def shortcut(dynamics: Dynamics, controller: Controller, settings: Settings, x0: Tensor) -> Shortcut | None:
-    """A way around the solver, where there is one and the settings do not forbid it."""
-    if not settings.exact or transforming():
+def shortcut(dynamics: Dynamics, controller: Controller, task: Task) -> Callable[[], Reached] | None:
+    """A way around the solver, where there is one and nothing forbids it."""
+    structure, motion, x0 = dynamics.structure, controller.motion, task.x0
+    if name_of(structure, motion, task.settings) is None or task.cost is not None or task.dense:
         return None
-    structure = dynamics.structure
-    match structure, controller.motion:
-        case Product(rho="identity"), Still() if _exponential(settings, x0):
-            return lambda x, theta, ts: _linear(structure, settings, x, theta, ts)
+    if transforming() or x0.dim() != 2 or x0.is_complex():
+        return None
+    match structure, motion:
+        case Product(), Still():
+            theta = controller.control(x0.new_zeros(task.batch), task.state)
+            return partial(_linear, structure, task, theta)
+        case Product(), Outer() if task.save_at is None:
+            return partial(_plastic, structure, motion, task)
         case _:
             return None
 
 
 def name_of(structure: Structure, motion: Motion, settings: Settings) -> str | None:
-    """What the shortcut is called, for a reader."""
+    """What the shortcut is called, for a reader; None where there is none."""
+    if not settings.exact:
+        return None
     match structure, motion:
-        case Product(rho="identity"), Still() if settings.exact and settings.dt is None:
+        # A step size asks for the discretisation, and not for what it approximates.
+        case Product(rho="identity"), Still() if settings.dt is None:
             return "the matrix exponential"
+        case Product(columns=None), Outer() if structure.control == motion.control and _forward_steps(settings):
+            return "outer products"
         case _:
             return None
 
 
-def _exponential(settings: Settings, x0: Tensor) -> bool:
-    # A step size asks for the discretisation, and not for what it approximates.
-    return settings.dt is None and x0.dim() == 2 and not x0.is_complex()
+def plastic_way(dynamics: Dynamics, controller: Controller, task: Task) -> Callable[[Tensor], Episode] | None:
+    """The way through an episode whose first presentation is the task, for stimuli (batch, P, n)."""
+    structure, motion = dynamics.structure, controller.motion
+    if shortcut(dynamics, controller, task) is None:
+        return None
+    match structure, motion:
+        case Product(), Outer():
+            return partial(_present, structure, motion, task)
+        case _:
+            return None
 
 
-def _linear(product: Product, settings: Settings, x0: Tensor, theta: Theta, ts: Tensor | None) -> Reached:
+def _forward_steps(settings: Settings) -> bool:
+    """Whether steps are fixed, forward in time and not too many."""
+    t0, t1, dt = settings.t0, settings.t1, settings.dt
+    if dt is None or isinstance(t0, Tensor) or isinstance(t1, Tensor) or settings.gradient != "discrete":
+        return False
+    return t1 > t0 and fixed_steps(t1 - t0, dt) <= settings.max_steps
+
+
+def _linear(product: Product, task: Task, theta: Theta) -> Reached:
     """x(t) = exp(theta (t - t0)) x0."""
+    x0, ts, t0, t1 = task.x0, task.save_at, task.settings.t0, task.settings.t1
+    w, columns = theta[product.control].to(x0.dtype), product.columns
+    numbers = not isinstance(t0, Tensor) and not isinstance(t1, Tensor)
+    if w.dim() == 2 and numbers and (ts is None or ts.dim() == 1):
+        return Reached(*_shared(w, columns, x0, float(t0), float(t1), ts), lambda: theta)
     flow = linear_flow(
-        theta[product.control].to(x0.dtype),
+        w.expand(task.batch, *w.shape[-2:]),
         x0,
-        settings.t0,
-        settings.t1,
-        columns=product.columns,
+        t0,
+        t1,
+        columns=columns,
         save_at=ts,
         # An ordinary graph was asked for, with second derivatives.
-        formulation="matrix" if settings.gradient == "autograd" else "auto",
+        formulation="matrix" if task.settings.gradient == "autograd" else "auto",
     )
-    return Reached(flow.x, flow.xs)
+    return Reached(flow.x, flow.xs, lambda: theta)
+
+
+def _shared(
+    w: Tensor, columns: Tensor | None, x0: Tensor, t0: float, t1: float, ts: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """One matrix for all samples: one exponential a time."""
+    m, x, a = x0.shape[1], x0.double(), w.double()
+    if columns is not None:
+        a = a.new_zeros(m, m).scatter_add(1, columns, a)
+    end = (x @ torch.linalg.matrix_exp(a * (t1 - t0)).mT).to(x0.dtype)
+    if ts is None:
+        return end, None
+    flows = torch.linalg.matrix_exp(a * (ts.to(a) - t0)[:, None, None])
+    return end, torch.einsum("tij,bj->bti", flows, x).to(x0.dtype)
+
+
+def _plastic(product: Product, rule: Outer, task: Task) -> Reached:
+    """One presentation."""
+    settings, shown = task.settings, _present(product, rule, task, task.x0[:, None])
+    steps = fixed_steps(float(settings.t1) - float(settings.t0), settings.dt or 1.0)
+    return Reached(shown.x, None, shown.theta, steps, steps * METHODS[settings.method].stages)
+
+
+def _present(product: Product, rule: Outer, task: Task, stimuli: Tensor) -> Episode:
+    """Presentations one after another: theta is theta_0 and a sum of outer products, and never formed."""
+    settings, name = task.settings, product.control
+    shown = episode(
+        stimuli,
+        task.state.driven[name] if task.given else rule.theta_0,
+        rule.mu,
+        duration=float(settings.t1) - float(settings.t0),
+        dt=settings.dt,
+        method=settings.method,
+        rho=ACTIVATIONS[product.rho],
+        decay=0.0 if rule.decay is None else rule.decay,
+    )
+    return Episode(shown.x, shown.xs, lambda: {name: shown.trace.theta()})

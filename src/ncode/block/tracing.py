@@ -1,4 +1,4 @@
-"""Within torch.compile: a solve that looks at values cannot be traced, and runs as it is."""
+"""Within torch.compile: a solve looks at values, which cannot be traced, and runs as it is."""
 
 from __future__ import annotations
 
@@ -7,14 +7,12 @@ from typing import ParamSpec, TypeVar, cast
 
 import torch
 
-from .settings import Settings
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-def traceable(function: Callable[_P, _R], settings: Settings) -> Callable[_P, _R]:
-    """The function; kept out of a trace unless its steps are known beforehand."""
-    if torch.compiler.is_compiling() and not settings.planned:
+def traceable(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, kept out of a trace; torch.export, which is for steps known beforehand, may look inside."""
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
         return cast(Callable[_P, _R], torch.compiler.disable(function))
     return function

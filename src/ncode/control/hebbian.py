@@ -92,7 +92,7 @@ class Hebbian(Controller):
     @property
     def motion(self) -> Motion:
         """Outer products."""
-        return Outer(str(self.name), self.mu, self.rate)
+        return Outer(str(self.name), self.mu, self.theta, self.rate)
 
     def config(self) -> dict[str, Any]:
         """scale, decay."""

@@ -19,11 +19,12 @@ class Free:
 
 @dataclass(frozen=True, eq=False)
 class Outer:
-    """dtheta/dt = mu * x x^T - decay * theta, for the control of this name."""
+    """dtheta/dt = mu * x x^T - decay * theta, for the control of this name, from theta_0 (n, n) for all samples."""
 
     control: str
     mu: Tensor
-    decay: Tensor | None
+    theta_0: Tensor
+    decay: Tensor | None = None
 
 
 Motion = Still | Free | Outer

@@ -48,7 +48,7 @@ class Static(Controller):
 
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
         """The parameters, or what was given in their place."""
-        return dict(state.fixed) or dict(self.theta)
+        return dict(state.fixed) or dict(self.theta.items())
 
     def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
         """None."""

@@ -59,6 +59,9 @@ def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
         return _grouped(x, w)
     if w.shape[-1] == 1:
         return torch.bmm(w.flatten(2), x.flatten(2)).unflatten(2, x.shape[2:])
+    if torch.is_autocast_enabled(x.device.type):  # backward runs outside of autocast, so both are cast here
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, w = x.to(dtype), w.to(dtype)
     return _Convolution.apply(x, w, _FORMS[formulation])  # pyright: ignore[reportReturnType]
 
 

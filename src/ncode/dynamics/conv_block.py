@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..solve.problem import choose
+from ._convolution import sample_conv2d
 from .activations import ACTIVATIONS
 from .base import Shape, Shapes, Theta, VectorField
 from .checks import count
@@ -112,10 +113,3 @@ def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     else:
         y = sample_conv2d(x, w)
     return y + (b[:, None, None] if b.dim() == 1 else b[:, :, None, None])
-
-
-def sample_conv2d(x: Tensor, w: Tensor) -> Tensor:
-    """Placeholder until `_convolution` is there: a grouped convolution."""
-    batch, channels, *size = x.shape
-    grouped = F.conv2d(x.reshape(1, batch * channels, *size), w.flatten(0, 1), padding=w.shape[-1] // 2, groups=batch)
-    return grouped.reshape(batch, -1, *size)

@@ -37,4 +37,5 @@ class Weights(nn.Module):
 
     def forward(self, theta: Theta) -> dict[str, Tensor]:
         """All tensors: the learned ones without a batch dimension, the controlled ones as they are given."""
-        return {**self.learned, **{name: theta[name] for name in self.control_shapes}}
+        given = {name: theta[name] for name in self.control_shapes}
+        return {**dict(self.learned.items()), **given}

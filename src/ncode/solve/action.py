@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .once import once
 from .squaring import growth, sufficient_degree
 
 _REACH = {torch.float32: 6.0, torch.float64: 2.0}  # cancellation costs up to e^(2 reach) roundings
+_ONCE = 'a second derivative of a linear flow was asked for, and only formulation="matrix" has one'
 _AT_ONCE = 16  # saved times that are taken together: backward holds K vectors for each
 
 
@@ -84,23 +85,28 @@ class _Part(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (grad,) = grads
-        x, rows, rho, columns, y0 = ctx.saved_tensors
-        ys = list(_horner(x, rows, rho, columns, ctx.degree))
-        rows_grad = torch.zeros_like(rows).repeat(1, 1, x.shape[1], 1) if ctx.needs_input_grad[1] else None
-        x_grad, g = grad.clone(), grad
-        for k in range(1, ctx.degree + 1):
-            z = g / k if rho is None else g * (rho / k)
-            if rows_grad is not None:
-                rows_grad.addcmul_(z, _picked(ys[ctx.degree - k], columns, len(rows)))
-            g = torch.zeros_like(g).index_add_(0, columns, (rows * z).flatten(0, 1))
-            x_grad += g
-        rho_grad = None
-        if ctx.needs_input_grad[2]:
-            rho_grad = (grad * _multiply(rows, columns, y0)).sum(0)
-        return x_grad, None if rows_grad is None else rows_grad.sum(2, keepdim=True), rho_grad, None, None
+        with torch.no_grad():
+            got = _pull(grads[0], ctx.saved_tensors, ctx.degree, ctx.needs_input_grad)
+        return *once(_ONCE, (*ctx.saved_tensors[:3], *grads), got), None, None
+
+
+def _pull(
+    u: Tensor, saved: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor], degree: int, wanted: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of x, rows and rho, from that of y_0."""
+    x, rows, rho, columns, y0 = saved
+    ys = list(_horner(x, rows, rho, columns, degree))
+    rows_grad = torch.zeros_like(rows).repeat(1, 1, x.shape[1], 1) if wanted[1] else None
+    x_grad, g = u.clone(), u
+    for k in range(1, degree + 1):
+        z = g / k if rho is None else g * (rho / k)
+        if rows_grad is not None:
+            rows_grad.addcmul_(z, _picked(ys[degree - k], columns, len(rows)))
+        g = torch.zeros_like(g).index_add_(0, columns, (rows * z).flatten(0, 1))
+        x_grad += g
+    rho_grad = (u * _multiply(rows, columns, y0)).sum(0) if wanted[2] else None
+    return x_grad, None if rows_grad is None else rows_grad.sum(2, keepdim=True), rho_grad
 
 
 def _horner(x: Tensor, rows: Tensor, rho: Tensor | None, columns: Tensor, degree: int) -> Iterator[Tensor]:

@@ -100,6 +100,8 @@ class Quadrature:
     def add(self, moves: Moves) -> None:
         if not self.trained and not self.wants_theta:
             return
+        if moves.h.device.type == "cpu" and not bool(moves.h.any()):  # on CUDA looking would mean waiting
+            return
         tableau, width = self.step.tableau, self.system.width
         hs = like(moves.h.to(self.system.dtype), moves.z)
         *theta, c = moves.theta
@@ -165,8 +167,9 @@ class Adjoint:
         attempt = Attempt(
             step, problem.pid, problem.tolerance, problem.dt is not None, problem.together, problem.max_steps
         )
-        spent = torch.zeros_like(self.status)
-        grad_t1 = self._speed(system, t, z, a, constants)
+        want_t0, want_t1, *want_ts = wanted[len(problem.theta) :]
+        spent = ok.int() * want_t1
+        grad_t1 = self._speed(system, t, z, a, constants) if want_t1 else t
         grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None else None
         columns = range(problem.ts.shape[1] - 1, -1, -1) if problem.ts is not None else ()
         for column in (*columns, None):
@@ -182,10 +185,12 @@ class Adjoint:
                     torch.where(like(ok, (leaf,))[0], kept[:, column], leaf)
                     for leaf, kept in zip(z, self.saved, strict=True)
                 ]
-                grad_ts[:, column] = self._speed(system, t, z, jump, (*constants[:-1], torch.zeros_like(c)))
+                if want_ts[0]:
+                    spent = spent + ok.int()
+                    grad_ts[:, column] = self._speed(system, t, z, jump, (*constants[:-1], torch.zeros_like(c)))
                 a = [leaf + more for leaf, more in zip(a, jump, strict=True)]
-        grad_t0 = -self._speed(system, t0, z, a, constants)
-        self.stats.nfe_backward = spent
+        grad_t0 = -self._speed(system, t0, z, a, constants) if want_t0 else t0
+        self.stats.nfe_backward = spent + ok.int() * want_t0
         rows = [*quadrature.theta, grad_t0, grad_t1, *(() if grad_ts is None else (grad_ts,))]
         adjoint = [*a, *([c] if field.cost is not None else [])]
         return adjoint, [row for row, want in zip(rows, wanted, strict=True) if want], quadrature.sums
@@ -202,6 +207,8 @@ class Adjoint:
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Solve (z, a) from t to the goal."""
         step, problem, width = attempt.step, self.problem, len(z)
+        if not bool((t != goal).any()):
+            return list(z), list(a), torch.zeros_like(self.status)
         state = (*z, *a)
         slope = step.field.bind(constants)(t.to(step.field.dtype), state)
         march: March = begin(step, problem, t, goal, state, constants, slope)

@@ -1,10 +1,12 @@
-"""What surrounds an evaluation besides its arguments: the autocast mode."""
+"""What surrounds an evaluation besides its arguments: the autocast mode, and hooks on tensors."""
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
+from torch import Tensor
 
 
 class Ambient:
@@ -23,3 +25,19 @@ class Ambient:
 
     def __exit__(self, *error: object) -> None:
         self.stack.close()
+
+
+@contextmanager
+def undisturbed(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """Keeps the gradients of single steps from hooks and `retain_grad`: both are owed the sum of all, once."""
+    hooked = [(hooks, dict(hooks)) for tensor in tensors if (hooks := tensor._backward_hooks)]
+    retained = [(tensor, tensor.grad) for tensor in tensors if tensor.retains_grad]
+    for hooks, _ in hooked:
+        hooks.clear()
+    try:
+        yield
+    finally:
+        for hooks, kept in hooked:
+            hooks.update(kept)
+        for tensor, grad in retained:
+            tensor.grad = grad

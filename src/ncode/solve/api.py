@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,9 +19,10 @@ from .problem import (
     GRADIENTS,
     Problem,
     check,
-    check_number,
+    check_count,
     check_slope,
     choose,
+    dual,
     mapped,
     symbolic,
     transforming,
@@ -27,11 +30,28 @@ from .problem import (
 from .record import Moves
 from .solution import Dense, Solution, Stats
 from .status import InputError, SolveError, Status
+from .step import like
 from .stepsize import PID
 from .tape import Tape
 from .unrolled import lose, planned, unroll
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
+
+def _eagerly(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keep a caller's torch.compile out: how often the loop runs, and whether it fails, depends on values."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return torch.compiler.disable(function)(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+        return function(*args, **kwargs)
+
+    return call
+
+
+@_eagerly
 def solve(
     dynamics: Dynamics,
     x0: Tensor,
@@ -95,7 +115,7 @@ def solve(
     'OK'
     """
     choose("gradient", gradient, GRADIENTS)
-    checkpoint_every = int(check_number("checkpoint_every", checkpoint_every, low=1))
+    checkpoint_every = check_count("checkpoint_every", checkpoint_every)
     problem = check(
         *(dynamics, x0, t0, t1, theta, feedback, cost, save_at, dense),
         *(method, rtol, atol, dt, step, pid or PID(), max_steps),
@@ -107,11 +127,14 @@ def solve(
             f'gradient="{gradient}" does not work inside torch.func transforms: use gradient="autograd" there'
         )
     if gradient == "autograd" and problem.fixed_count is not None and not compile:
-        return _solve_planned(problem, theta, throw)
+        solution = _solve_planned(problem, theta)
+        if symbolic() or bool(solution.ok.all()):
+            return solution
+        # A sample failed: find out where, and keep its values out of the others' gradients.
     return _solve(problem, theta, gradient, compile, checkpoint_every, throw)
 
 
-def _solve_planned(problem: Problem, theta: Control, throw: bool) -> Solution:
+def _solve_planned(problem: Problem, theta: Control) -> Solution:
     """Steps that are known beforehand, as a plain graph: no value is looked at on the way."""
     field = problem.field
     slope = field.bind(problem.theta)(problem.t0.to(field.dtype), problem.z0)
@@ -128,24 +151,22 @@ def _solve_planned(problem: Problem, theta: Control, throw: bool) -> Solution:
     hand_on = (problem.dense or problem.ts is not None) and problem.tableau.dense_needs_end
     nfe = count * (problem.tableau.stages + extra) + (1 if hand_on else 0)
     stats = Stats(nfe, count, torch.zeros_like(count))
-    times = _knots(moves) if problem.dense and moves else None
-    return _finish(problem, theta, lose(outputs, codes), stats, codes, problem.t1.detach(), times, throw)
+    times = _knots(problem, moves) if problem.dense and moves else None
+    return _finish(problem, theta, lose(outputs, codes), stats, codes, problem.t1.detach(), times, False)
 
 
 def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every: int, throw: bool) -> Solution:
     """A forward pass without autograd, then whatever the gradient needs."""
-    if any(mapped(leaf) for leaf in (*problem.z0, *problem.theta, problem.t0, problem.t1)):
-        raise InputError(
-            "solve chooses steps by looking at values, which torch.func.vmap forbids: solve is batched already, so put"
-            " the mapped dimension into the batch; or use a fixed dt with numbers for t0 and t1, and"
-            ' gradient="autograd"'
-        )
+    _refuse_mapped((*problem.z0, *problem.theta))
     unrolled = gradient == "autograd"
     with torch.set_grad_enabled(torch.is_grad_enabled() and not unrolled):
         touched = look(problem, train=torch.is_grad_enabled())
     trained = touched.trained
+    _refuse_mapped((*trained, *touched.others))
     rows = (*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,)))
     grad = unrolled or (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in (*problem.z0, *rows, *trained)))
+    if not unrolled and any(dual(leaf) for leaf in (*problem.z0, *rows, *trained, *touched.others)):
+        raise InputError(f'gradient="{gradient}" has no forward mode: use gradient="autograd"')
     if grad and gradient == "adjoint" and problem.dense:
         raise InputError('dense output has no adjoint gradient: use save_at, or gradient="discrete"')
 
@@ -157,7 +178,7 @@ def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every
     stats = Stats(forward.nfe, march.accepted, march.rejected)
     times, states, powers = None, (), ()
     if forward.dense is not None and forward.dense.moves:
-        times, states, powers = _knots(forward.dense.moves), *forward.dense.stacked()
+        times, states, powers = _knots(problem, forward.dense.moves), *forward.dense.stacked()
     outputs = Outputs(march.z, forward.saved, states, powers)
     if grad and gradient == "discrete" and tape is not None:
         job = Discrete(problem, touched, compile, tape, march.status, stats, Ambient(problem.t0.device))
@@ -170,8 +191,24 @@ def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every
         ok = march.status == Status.OK
         steps = tape.steps(ok, problem.z0, rooted=rooted or problem.dense)
         outputs = lose(unroll(problem, steps), march.status)
-        times = _knots([steps.move(n) for n in range(len(steps.sizes))]) if problem.dense and steps.sizes else None
+        if not bool(ok.all()):  # what a failed sample passed before it failed
+            saved = zip(outputs.saved, forward.saved, strict=True)
+            outputs = outputs._replace(saved=tuple(torch.where(like(ok, (a,))[0], a, b) for a, b in saved))
+        handed_on = (problem.dense or problem.ts is not None) and problem.tableau.dense_needs_end
+        again = march.accepted * forward.evaluations + (march.accepted > 0) * handed_on
+        stats.nfe = stats.nfe + torch.where(ok, again, 0)
+        taken = [steps.move(n) for n in range(len(steps.sizes))] if problem.dense else []
+        times = _knots(problem, taken) if taken else None
     return _finish(problem, theta, outputs, stats, march.status, march.t, times, throw)
+
+
+def _refuse_mapped(leaves: Sequence[Tensor]) -> None:
+    if any(map(mapped, leaves)):
+        raise InputError(
+            "solve chooses steps by looking at values, which torch.func.vmap forbids: solve is batched already, so put"
+            " the mapped dimension into the batch; or use a fixed dt with numbers for t0 and t1, and"
+            ' gradient="autograd"'
+        )
 
 
 def _finish(
@@ -224,10 +261,9 @@ def _empty(problem: Problem) -> Solution:
             leaf[:, None].expand(-1, ts.shape[1], *leaf.shape[1:]) for leaf in problem.z0[: 1 + problem.field.driven]
         )
     )
-    theta = problem.field.nest(problem.theta)
     return _finish(
         problem,
-        theta,
+        None if problem.field.driven else problem.field.nest(problem.theta),
         Outputs(problem.z0, saved),
         Stats(none, none, none),
         none,
@@ -237,6 +273,13 @@ def _empty(problem: Problem) -> Solution:
     )
 
 
-def _knots(moves: Sequence[Moves]) -> tuple[Tensor, Tensor]:
-    """The times (batch, n) at which steps begin and end."""
-    return torch.stack([move.t for move in moves], 1), torch.stack([move.t_next for move in moves], 1)
+def _knots(problem: Problem, moves: Sequence[Moves]) -> tuple[Tensor, Tensor]:
+    """The times (batch, n) at which steps begin and end; they move with t0 and t1, as the steps do."""
+    t0, t1 = problem.t0[:, None], problem.t1[:, None]
+    begins, ends = (torch.stack(times, 1) for times in zip(*((move.t, move.t_next) for move in moves), strict=True))
+    if not (t0.requires_grad or t1.requires_grad):
+        return begins, ends
+    start, span = t0.detach(), (t1 - t0).detach()
+    span = torch.where(span == 0, 1.0, span)
+    moved = [t0 + (times - start) / span * (t1 - t0) for times in (begins, ends)]
+    return begins + (moved[0] - moved[0].detach()), ends + (moved[1] - moved[1].detach())

@@ -10,25 +10,36 @@ from __future__ import annotations
 
 import types
 import warnings
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .field import Field
+from .field import Field, RightHandSide
 from .step import Step
 
-LADDER = 4  # compiled batches shrink by this factor: every rung is a shape of its own
+LADDER = 8  # compiled batches shrink by this factor: every rung is a shape of its own
 _LIMIT = 64  # graphs kept; the least recently used are forgotten
 _kept: OrderedDict[Hashable, tuple[Any, Graph]] = OrderedDict()
 
 
 class Graph:
-    """A compiled function of (tensors, tensors from outside) that returns a list of tensors, None among them."""
+    """A compiled function of (tensors, tensors from outside) that returns a list of tensors, None among them.
 
-    def __init__(self, function: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], outside: Sequence[Tensor]):
+    `back` says which outputs are the next call's inputs (output -> input). On CUDA such an output lives in that input's
+    own memory and changes with the next call; all others are the caller's to keep.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Sequence[Any]],
+        tensors: Sequence[Tensor],
+        outside: Sequence[Tensor],
+        back: Mapping[int, int],
+    ):
         from torch.fx.experimental.proxy_tensor import make_fx
 
         self.missing: list[bool] = []
@@ -47,12 +58,14 @@ class Graph:
             _lift(graph, outside)
             self.call: Any = torch._inductor.compile(graph, [*tensors, *outside])
 
+        kept = [number for number, none in enumerate(self.missing) if not none]
+        self.back = {kept.index(output): i for output, i in back.items() if output in kept}
         self.recorded: Recorded | None = None
 
     def __call__(self, tensors: Sequence[Tensor], outside: Sequence[Tensor]) -> list[Any]:
         if tensors[0].is_cuda:
             if self.recorded is None or not self.recorded.fits(outside):
-                self.recorded = Recorded(self.call, tensors, self.strides, outside)
+                self.recorded = Recorded(self.call, tensors, self.strides, outside, self.back)
             found = iter(self.recorded(tensors, outside))
         else:
             laid = [
@@ -75,6 +88,7 @@ class Recorded:
         tensors: Sequence[Tensor],
         strides: Sequence[tuple[int, ...]],
         outside: Sequence[Tensor],
+        back: Mapping[int, int],
     ):
         self.inputs = [
             tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
@@ -83,6 +97,7 @@ class Recorded:
         self.outside = [tensor if isinstance(tensor, nn.Parameter) else tensor.detach().clone() for tensor in outside]
         self.pointers = [tensor.data_ptr() for tensor in outside]
         self.bound: Sequence[Tensor] | None = None
+        self.sources: list[tuple[Any, int]] = [(lambda: None, 0)] * len(self.inputs)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):  # the first runs settle lazy initialisation, which cannot be recorded
@@ -92,7 +107,10 @@ class Recorded:
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.outputs = list(function(*self.inputs, *self.outside))
-        self.groups = _by_dtype(self.outputs)
+            for output, i in back.items():
+                self.inputs[i].copy_(self.outputs[output])
+        self.back, self.fed = back, set(back.values())
+        self.rest = [output for output in range(len(self.outputs)) if output not in back]
 
     def fits(self, outside: Sequence[Tensor]) -> bool:
         """Whether parameters are still where they were."""
@@ -108,21 +126,18 @@ class Recorded:
                 if mine is not tensor:
                     mine.copy_(tensor.detach())
             self.bound = outside
-        for group in _by_dtype(tensors):
-            torch._foreach_copy_([self.inputs[i] for i in group], [tensors[i] for i in group])  # pyright: ignore[reportPrivateImportUsage]
+        for i, (mine, tensor) in enumerate(zip(self.inputs, tensors, strict=True)):
+            source, version = self.sources[i]
+            if mine is tensor or (source() is tensor and version == tensor._version):
+                continue  # it is there already
+            mine.copy_(tensor)
+            fed = i in self.fed  # the graph will write over it
+            self.sources[i] = (lambda: None, 0) if fed else (weakref.ref(tensor), tensor._version)
         self.graph.replay()
-        fresh = [torch.empty_like(output) for output in self.outputs]
-        for group in self.groups:
-            torch._foreach_copy_([fresh[i] for i in group], [self.outputs[i] for i in group])  # pyright: ignore[reportPrivateImportUsage]
-        return fresh
-
-
-def _by_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Indices in groups of one dtype: such a group is copied in one launch."""
-    groups: dict[torch.dtype, list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        groups.setdefault(tensor.dtype, []).append(i)
-    return list(groups.values())
+        found = [self.inputs[self.back[i]] if i in self.back else output for i, output in enumerate(self.outputs)]
+        for output in self.rest:
+            found[output] = found[output].clone()
+        return found
 
 
 def _lift(graph: torch.fx.GraphModule, outside: Sequence[Tensor]) -> None:
@@ -141,15 +156,20 @@ def _lift(graph: torch.fx.GraphModule, outside: Sequence[Tensor]) -> None:
 
 
 def graph_of(
-    key: Hashable, function: Callable[..., Sequence[Any]], tensors: Sequence[Tensor], outside: Sequence[Tensor]
+    key: Hashable,
+    field: RightHandSide,
+    function: Callable[..., Sequence[Any]],
+    tensors: Sequence[Tensor],
+    outside: Sequence[Tensor],
+    back: Mapping[int, int],
 ) -> Graph:
     """The graph of a function for these shapes, compiled unless it was before."""
     key = (key, _shapes(tensors), _shapes(outside, strides=True), _autocast(tensors[0].device))
     if key in _kept:
         _kept.move_to_end(key)
         return _kept[key][1]
-    graph = Graph(function, tensors, outside)
-    _kept[key] = function, graph  # holding the function keeps the ids in its key from being used again
+    graph = Graph(function, tensors, outside, back)
+    _kept[key] = field, graph  # holding the field keeps the ids in its key from being used again
     while len(_kept) > _LIMIT:
         _kept.popitem(last=False)
     return graph

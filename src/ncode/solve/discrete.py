@@ -59,8 +59,8 @@ class Discrete:
             for leaf, grad in enumerate(grads.saved):
                 if grad is not None:
                     adjoint[leaf] = adjoint[leaf] + torch.where(spread(at_start, grad[:, 0]), grad, 0).sum(1)
-        self.stats.nfe_backward = pull.evaluations
-        return adjoint, rows, pull.total
+        self.stats.nfe_backward = pull.evaluations()
+        return adjoint, rows, [None if leaf is None else leaf.clone() for leaf in pull.total]
 
     def call(self, back: StepBack, tensors: list[Tensor]) -> Pulled:
         """Pull through one step, compiled or not."""
@@ -69,7 +69,8 @@ class Discrete:
             self.outside = outside  # one object for the whole walk
             place = len(tensors[0]), back.saved, back.powers
             if place not in self.graphs:
-                self.graphs[place] = graph_of(back.key, back, tensors, outside)
+                field, carried = self.problem.field, back.carried
+                self.graphs[place] = graph_of(back.key, field, back, tensors, outside, carried)
             found = self.graphs[place](tensors, outside)
         else:
             found = back(*tensors)
@@ -99,37 +100,61 @@ class _Pull:
         self.powers = [None if grad is None else grad.flatten(0, 1) for grad in grads.powers]
         self.sums = [torch.zeros_like(row) for row, want in zip(self.rows, wanted, strict=True) if want]
         self.total: list[Tensor | None] = [None] * len(trained)
-        self.evaluations = torch.zeros_like(solve.status)
+        self.spent = [0] * len(steps.sizes)  # evaluations in each step
+        self._first: dict[int, list[Tensor]] = {}
 
     def walk(self) -> None:
         """Pull through all steps, from the last to the first."""
-        for move in self._reversed():
+        for n, move in self._reversed():
             size = len(move.h)
-            after = [leaf[:size] for leaf in self.adjoint]
+            after = [head(leaf, size) for leaf in self.adjoint]
             (before, rows, trained), evaluations = self._pull(move, after)
+            self.spent[n] += evaluations
             for number, leaf in enumerate(before):
                 if size == len(self.adjoint[number]):
                     self.adjoint[number] = leaf
                 else:
                     self.adjoint[number][:size] = leaf
-            for whole, grad in zip(self.sums, rows, strict=True):
-                if grad is not None:
-                    whole[:size] += grad
-            for number, grad in enumerate(trained):
-                if grad is not None:
-                    old = self.total[number]
-                    self.total[number] = grad if old is None else old + grad
-            made = (move.h != 0).int() * evaluations
-            order = self.steps.order
-            self.evaluations = (
-                self.evaluations + made if order is None else self.evaluations.index_add(0, order[:size], made)
-            )
+            if self.solve.compile:
+                self._replace(rows, trained, size)
+            else:
+                self._add(rows, trained, size)
+
+    def _add(self, rows: Sequence[Tensor | None], trained: Sequence[Tensor | None], size: int) -> None:
+        """Add gradients to the sums."""
+        for whole, grad in zip(self.sums, rows, strict=True):
+            if grad is not None:
+                whole[:size] += grad
+        for number, grad in enumerate(trained):
+            if grad is not None:
+                old = self.total[number]
+                self.total[number] = grad if old is None else old + grad
+
+    def _replace(self, rows: Sequence[Tensor | None], trained: Sequence[Tensor | None], size: int) -> None:
+        """Take over sums that a compiled graph has added to."""
+        for number, new in enumerate(rows):
+            if new is not None:
+                if size == len(self.sums[number]):
+                    self.sums[number] = new
+                else:
+                    self.sums[number][:size] = new
+        for number, new in enumerate(trained):
+            if new is not None:
+                self.total[number] = new
+
+    def evaluations(self) -> Tensor:
+        """How many evaluations each sample took: those of all steps up to its last."""
+        order, status = self.steps.order, self.solve.status
+        upto = torch.tensor([0, *self.spent], dtype=status.dtype, device=status.device).cumsum(0, dtype=status.dtype)
+        made = upto[self.steps.counts.to(status.device)]
+        real = self.steps.samples
+        return made if order is None else torch.zeros_like(status).index_copy(0, order[:real], made[:real])
 
     def scattered(self, adjoint: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The adjoint at t0 and the rows' gradients, with every sample back in its place."""
         order, batch = self.steps.order, self.solve.problem.batch
-        if order is None:
-            return self.adjoint, self.sums
+        if order is None:  # copies, where a recorded graph goes on using the memory
+            return [leaf.clone() for leaf in self.adjoint], [leaf.clone() for leaf in self.sums]
         real = self.steps.samples  # those behind are padding
         placed = [a.index_copy(0, order[:real], b[:real]) for a, b in zip(adjoint, self.adjoint, strict=True)]
         zeros = [some.new_zeros(batch, *some.shape[1:]) for some in self.sums]
@@ -139,7 +164,7 @@ class _Pull:
         order = self.steps.order
         return leaf.clone() if order is None else take(leaf, order)
 
-    def _reversed(self) -> Iterator[Moves]:
+    def _reversed(self) -> Iterator[tuple[int, Moves]]:
         """Steps from last to first, with their states; those that were not kept are computed again."""
         problem, every = self.solve.problem, self.solve.tape.every
         step = Step(problem.field, problem.tableau)
@@ -151,14 +176,22 @@ class _Pull:
                 theta = [row[: len(last.h)] for row in self.rows[: len(problem.theta)]]
                 with torch.no_grad(), self.solve.ambient:
                     z = step(last.t, last.h, last.z, theta, None).z
+                self.spent[base + i - 1] += step.evaluations
                 chunk[i] = chunk[i]._replace(z=tuple(leaf[:size] for leaf in z))
             for i in range(len(chunk) - 1, -1, -1):
-                yield chunk[i]
+                yield base + i, chunk[i]
+
+    def _given(self, size: int) -> list[Tensor]:
+        """The rows of the first samples: the same objects each time, so that a recorded graph need not copy them."""
+        if size not in self._first:
+            self._first[size] = [head(row, size) for row in self.rows]
+        return self._first[size]
 
     def _pull(self, move: Moves, after: Sequence[Tensor]) -> tuple[Pulled, int]:
         """Through one step: what it gives, and how many evaluations it took."""
         problem, size = self.solve.problem, len(move.h)
-        ts, window = self.rows[-1][:size] if problem.ts is not None else None, None
+        given = self._given(size)
+        ts, window = given[-1] if problem.ts is not None else None, None
         if ts is not None and any(grad is not None for grad in self.saved):
             window = Window.of(ts, move, cut=not self.solve.compile)
         moved = move.h != 0
@@ -177,10 +210,15 @@ class _Pull:
             tuple(grad is not None for grad in saved),
             tuple(grad is not None for grad in powers),
             self.solve.ambient,
+            summed=self.solve.compile,
         )
-        tensors = [move.t, move.h, *move.z, *(row[:size] for row in self.rows), *after]
+        tensors = [move.t, move.h, *move.z, *given, *after]
         tensors += [window.inside, window.sigma] if window is not None else []
         tensors += [grad for grad in (*saved, *powers) if grad is not None]
+        if back.summed:
+            totals = zip(self.total, self.trained, strict=True)
+            tensors += [head(total, size) for total in self.sums]
+            tensors += [torch.zeros_like(tensor) if total is None else total for total, tensor in totals]
         before, rows, trained = self.solve.call(back, tensors)
         for leaf, grad in enumerate(self.states):
             if grad is not None:
@@ -191,12 +229,18 @@ class _Pull:
         return (before, rows, trained), tableau.stages + extra
 
 
+def head(leaf: Tensor, size: int) -> Tensor:
+    """The first rows, the tensor itself where that is all of them."""
+    return leaf if size == len(leaf) else leaf[:size]
+
+
 @dataclass(frozen=True, eq=False)
 class StepBack:
     """Pulling a gradient through one step, as a pure function of tensors: this is what gets compiled.
 
     The tensors: t, h, z, rows (theta, t0, t1 and, if there are any, saved times), the adjoint after the step; where
-    saved times are passed, which and where; gradients of the saved values, and of dense output's coefficients.
+    saved times are passed, which and where; gradients of the saved values, and of dense output's coefficients. Where it
+    is `summed`, also the sums of rows' and trained tensors' gradients so far, to which it then adds.
     """
 
     problem: Problem
@@ -206,6 +250,18 @@ class StepBack:
     saved: tuple[bool, ...]  # which leaves' saved values have a gradient
     powers: tuple[bool, ...]
     ambient: Ambient
+    summed: bool = False
+
+    @property
+    def carried(self) -> dict[int, int]:
+        """Which outputs are inputs of the next step: the adjoint, and sums."""
+        leaves, rows = len(self.problem.z0), sum(self.wanted)
+        after = 2 + leaves + len(self.wanted)
+        sums = after + leaves + 2 * (self.window is not None) + sum(self.saved) + sum(self.powers)
+        back = {i: after + i for i in range(leaves)}
+        if self.summed:
+            back |= {leaves + i: sums + i for i in range(rows + len(self.trained))}
+        return back
 
     @property
     def dense(self) -> bool:
@@ -249,4 +305,8 @@ class StepBack:
             old if grad is None else torch.where(mask, grad, old)
             for grad, old, mask in zip(got, after, like(h != 0, z), strict=False)
         ]
-        return [*before, *got[len(z) :]]
+        grads = got[len(z) :]
+        if self.summed:
+            sums = [*given]
+            return [*before, *(None if grad is None else old + grad for old, grad in zip(sums, grads, strict=True))]
+        return [*before, *grads]

@@ -7,7 +7,7 @@ Higham (2009, 2011) show that in the error of Taylor's series the powers' own no
 
 will do, which is often near the spectral radius where ||A|| is far above it. Taylor's polynomial of degree K >= 5 obeys
 
-    T_K(A) = exp(A + dA),    ||dA|| <= alpha * alpha^K e^alpha / (K + 1)!  to leading order.                    (1)
+    T_K(A) = exp(A + dA),    ||dA|| / ||A|| <= alpha^K e^alpha / (K + 1)!  to leading order.                    (1)
 
 Two formulations cut [t0, t1] into n equal parts, so short that (1) with alpha / n is below the precision asked for:
 
@@ -28,14 +28,13 @@ no second derivatives: ask for the matrix if you need them.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .action import act, growth_of_rows, plan
-from .problem import check_finite, check_number, check_saved, check_state, check_time, choose
+from .problem import check_finite, check_number, check_saved, check_state, check_time, choose, symbolic
 from .squaring import growth_of, powers_of, square
 from .status import InputError
 
@@ -45,6 +44,9 @@ _SECONDS = {
     "cpu": (45e-6, 6e-6, 3e-9, 0.7e-3, 2.6e-9),  # one thread of an AMD EPYC (Zen 4)
     "cuda": (70e-6, 15e-6, 3e-11, 1e-3, 4e-12),
 }
+
+_LARGEST = 1e15  # rounding is amplified by alpha
+_MOST_PARTS = 100_000  # an action that long is a mistake
 
 
 class Flow(NamedTuple):
@@ -75,10 +77,10 @@ def linear_flow(
             of a row that share a column add up.
         save_at: Times to return the state at, shared (T,) or a sample's own (batch, T), from t0 towards t1.
         formulation: "matrix", "action" (sparse rows only), or "auto": the one that was measured to be faster.
-        bound: A number that ||theta (t1 - t0)|| never exceeds, as largest row sum. With it, and with numbers for t0 and
-            t1, no value is looked at: a GPU is not waited for, and the flow can be mapped by torch.func.vmap, exported
-            or captured as a CUDA graph. Without it, n follows from the largest alpha of the batch, so companions change
-            a sample by rounding in double precision, and no more.
+        bound: A number that ||theta (t1 - t0)|| never exceeds, as largest row sum. With it, with numbers for t0 and t1,
+            and without saved times, no value is looked at: a GPU is not waited for, and the flow can be mapped by
+            torch.func.vmap, exported or captured as a CUDA graph. Without it, n follows from the largest alpha of the
+            batch, so companions change a sample by rounding in double precision, and no more.
 
     Returns:
         Flow(x, xs): the states at t1 and, where asked for, at the saved times. What is too large for its precision is
@@ -116,6 +118,11 @@ def _flow(
     parts, degree = plan(alpha, x0.dtype)
     if formulation == "auto" and not _action_is_faster(a, parts * degree):
         return _by_matrix(_filled(a, columns), x, sigma, alpha, x0.dtype)
+    if parts > _MOST_PARTS:
+        raise InputError(
+            f"the action would take {parts:.3g} parts, since theta (t1 - t0) is as large as {alpha:.3g}:"
+            ' use formulation="matrix"'
+        )
     return Flow(*act(a, columns, x, sigma, parts, degree))
 
 
@@ -145,10 +152,10 @@ def _look(alpha: Tensor, a: Tensor, x: Tensor) -> float:
     """The largest alpha of the batch; refuses input that is not finite."""
     # The one place where the CPU waits for the GPU. A finite x adds 0, any other makes the sum nan.
     largest = float((alpha + (x.detach() * 0).sum(1)).amax())
-    if not math.isfinite(largest):
+    if not largest < _LARGEST:
         check_finite("x0", x)
-        check_finite("theta", a)
-        raise InputError("theta (t1 - t0) is too large: its fourth power overflows in double precision")
+        check_finite("theta (t1 - t0)", a)
+        raise InputError(f"theta (t1 - t0) is as large as {largest:.3g}: no digit of the flow would be right")
     return largest
 
 
@@ -183,6 +190,9 @@ def _check(theta: Tensor, x0: Tensor, columns: Tensor | None, formulation: str) 
         raise InputError(f"columns must be an int64 tensor on {x0.device}, as x0 is")
     if columns.dim() != 2 or len(columns) != m or columns.shape[1] == 0:
         raise InputError(f"columns must be ({m}, k), those of the k non-zeros of a row; given {tuple(columns.shape)}")
+    # On a GPU looking would mean waiting, and torch stops at an index out of range by itself.
+    if columns.device.type == "cpu" and not symbolic() and not bool(((columns >= 0) & (columns < m)).all()):
+        raise InputError(f"columns must be between 0 and {m - 1}; given {int(columns.min())} to {int(columns.max())}")
     if theta.shape != (batch, *columns.shape):
         raise InputError(
             f"theta must be {(batch, *columns.shape)}, the non-zeros that columns {tuple(columns.shape)} place;"

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .status import InputError
+
 State = tuple[Tensor, ...]
 Slope = Callable[[Tensor, State], State]
 Control = Any  # None, a tensor, or a nested tuple, list or dict of tensors
@@ -71,6 +73,17 @@ class Field:
         """Leaves of theta, nested as the user nested them."""
         return None if self.spec is None else pytree.tree_unflatten(leaves, self.spec)
 
+    def unnest(self, control: Control) -> list[Any]:
+        """Leaves of something that must be nested as theta is."""
+        assert self.spec is not None
+        try:
+            return self.spec.flatten_up_to(control)
+        except ValueError as error:
+            given = pytree.tree_map(type, control)
+            raise InputError(
+                f"the feedback returned {given}: it must return tensors nested as theta is, {self.spec} ({error})"
+            ) from None
+
     def bind(self, theta: Sequence[Tensor]) -> Slope:
         """dz/dt as a function of (t, z); theta holds the control's leaves where nothing drives it."""
         constant = None if self.driven else self.nest(theta)
@@ -79,7 +92,7 @@ class Field:
             x, control = z[0], self.nest(z[1 : 1 + self.driven]) if self.driven else constant
             slopes = [self.dynamics(t, x, control)]
             if self.feedback is not None:
-                slopes.extend(pytree.tree_leaves(self.feedback(t, x, control)))
+                slopes.extend(self.unnest(self.feedback(t, x, control)))
             if self.cost is not None:
                 slopes.append(self.cost(t, x, control))
             return tuple(slopes)

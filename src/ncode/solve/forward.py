@@ -26,6 +26,7 @@ class Forward(NamedTuple):
     nfe: Tensor
     saved: State  # x and the driven control at the saved times; empty without
     dense: DenseTape | None
+    evaluations: int  # of the dynamics in one step
 
 
 def look(problem: Problem, *, train: bool) -> Touched:
@@ -72,10 +73,13 @@ def run(
         compact=dense is None and not touched.has_rows(problem.batch),
         ladder=LADDER if compile else None,
     )
+    if compile and t0.is_cuda:
+        march = march.map(torch.clone)  # out of the graph's own memory
     nfe = before + (march.accepted + march.rejected) * step.evaluations
     failed = march.status != Status.OK
     lost = tuple(torch.where(failed.reshape(-1, *[1] * (leaf.dim() - 1)), torch.nan, leaf) for leaf in march.z)
-    return Forward(march._replace(z=lost), nfe, saver.values if saver is not None else (), dense)
+    saved = saver.values if saver is not None else ()
+    return Forward(march._replace(z=lost), nfe, saved, dense, step.evaluations)
 
 
 def begin(
@@ -89,7 +93,7 @@ def begin(
     if problem.dt is None:
         h = first_step(field, problem.tolerance, step.tableau.error_order + 1, t0, t1, z, theta, slope)
         if problem.together:
-            h = torch.where(alive, h.abs(), torch.inf).min() * sign
+            h = torch.where(alive & finite, h.abs(), torch.inf).min() * sign
     else:
         h = problem.dt * sign
     ones = torch.ones_like(t0, dtype=field.dtype)

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from .ambient import undisturbed
 from .problem import Problem
+from .status import InputError
 
 Leaves = tuple[Any, ...]  # tensors, or None where there is no gradient
 
@@ -43,21 +44,43 @@ class _Join(torch.autograd.Function):
         return tuple(leaf for part in outputs for leaf in part)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         given = iter(grads)
         parts = Outputs(*(tuple(next(given) for _ in range(length)) for length in ctx.lengths))
         needs = ctx.needs_input_grad[4:]
         first, last = ctx.count, ctx.count + ctx.rows
-        trained = ctx.saved_tensors[last:]
-        z, rows, rest = ctx.job.pull(needs[first:last], trained, parts)
+        job, trained = ctx.job, ctx.saved_tensors[last:]
+        if not torch._C._autograd._get_current_graph_task_keep_graph():  # pyright: ignore[reportAttributeAccessIssue]
+            ctx.job = None  # as torch lets go of saved tensors, though a solution may live on
+        with torch.no_grad(), undisturbed(trained):
+            z, rows, rest = job.pull(needs[first:last], trained, parts)
         found = iter(rows)
-        return (
-            *(None, None, None, None),
+        got = (
             *(grad if need else None for grad, need in zip(z, needs[:first], strict=True)),
             *(next(found) if need else None for need in needs[first:last]),
             *rest,
         )
+        if torch.is_grad_enabled():  # somebody means to differentiate again
+            got = _once((*ctx.saved_tensors, *(grad for grad in grads if grad is not None)), got)
+        return None, None, None, None, *got
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that cannot be differentiated again, and say so to those who try."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> Any:
+        return tuple(grad.view_as(grad) for grad in tensors[count:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise InputError('a second derivative of a solve was asked for, and only gradient="autograd" has one')
+
+
+def _once(inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+    """The gradients, tied to all that they depend on."""
+    marked = iter(_Once.apply(len(inputs), *inputs, *(grad for grad in grads if grad is not None)))
+    return tuple(None if grad is None else next(marked) for grad in grads)
 
 
 def join(job: Job, problem: Problem, trained: Sequence[Tensor], outputs: Outputs) -> Outputs:

@@ -67,7 +67,9 @@ class March(NamedTuple):
 class Attempted(NamedTuple):
     """What an attempt returns."""
 
+    start: March  # as it was given; its times and states are the caller's to keep
     march: March
+    t: Tensor  # the time reached, likewise
     h: Tensor  # the step taken
     dense: State | None
     slopes: tuple[State, ...]
@@ -91,7 +93,10 @@ class Attempt:
         t, z, alive = march.t, march.z, march.alive
         remaining = t1 - t
         # Stretching by a hundredth avoids a last step that is all rounding.
-        last = march.h.abs() * (1 + 1e-9 if self.fixed else 1.01) >= remaining.abs()
+        reach = march.h.abs() * (1 + 1e-9 if self.fixed else 1.01)
+        if self.fixed:  # t is a sum of many steps, and carries the rounding of each
+            reach = reach + march.accepted * (torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs()))
+        last = reach >= remaining.abs()
         h = torch.where(alive, torch.where(last, remaining, march.h), 0.0)
 
         stepped = self.step(t, h, z, theta, march.slope)
@@ -131,7 +136,7 @@ class Attempt:
             accepted=march.accepted + good,
             rejected=march.rejected + refused,
         )
-        return Attempted(after, torch.where(good, h, 0.0), stepped.dense, stepped.slopes)
+        return Attempted(march, after, after.t, torch.where(good, h, 0.0), stepped.dense, stepped.slopes)
 
     def _judge(self, z: State, stepped, alive: Tensor) -> Tensor:
         """Error over tolerance, a sample each; with fixed steps 0, or nan where the new state is not finite."""
@@ -161,20 +166,40 @@ class Compiled:
         self.graphs: dict[int, Graph] = {}
 
     def __call__(self, march: March, t1: Tensor, theta: Sequence[Tensor]) -> Attempted:
-        tensors = [*march.leaves(), t1, *theta]
+        leaves = march.leaves()
+        tensors = [*leaves, t1, *theta]
         graph = self.graphs.get(len(t1))
         if graph is None:
-
-            def flat(*given: Tensor) -> list[Tensor]:
-                rest = iter(given)
-                part = march.map(lambda _: next(rest))
-                after, h, dense, _ = self.attempt(part, next(rest), tuple(rest))
-                return [*after.leaves(), h, *(dense or ())]
-
-            graph = self.graphs[len(t1)] = graph_of(self._key(), flat, tensors, self.outside)
+            back = {i: i for i in range(len(leaves))}
+            flat, field = self._flat(march), self.attempt.step.field
+            graph = self.graphs[len(t1)] = graph_of(self._key(), field, flat, tensors, self.outside, back)
         found = iter(graph(tensors, self.outside))
         after = march.map(lambda _: next(found))
-        return Attempted(after, next(found), tuple(found) if self.attempt.step.dense else None, ())
+        h, dense = next(found), tuple(next(found) for _ in range(self._shown))
+        if not t1.is_cuda:
+            return Attempted(march, after, after.t, h, dense or None, ())
+        # The march has moved on in its own memory: what it was has been copied, times in one piece.
+        (t, t_next), number = next(found).unbind(), next(found)
+        start = march._replace(t=t, accepted=number, z=tuple(found))
+        return Attempted(start, after, t_next, h, dense or None, ())
+
+    def _flat(self, march: March) -> Callable[..., list[Tensor]]:
+        """The attempt as a function of a list of tensors."""
+
+        def flat(*given: Tensor) -> list[Tensor]:
+            rest = iter(given)
+            part = march.map(lambda _: next(rest))
+            start, after, t, h, dense, _ = self.attempt(part, next(rest), tuple(rest))
+            found = [*after.leaves(), h, *(dense or ())]
+            if h.is_cuda:
+                found += [torch.stack([start.t, t]), start.accepted, *start.z]
+            return found
+
+        return flat
+
+    @property
+    def _shown(self) -> int:
+        return 1 + self.attempt.step.field.driven if self.attempt.step.dense else 0
 
     def _key(self) -> Hashable:
         it = self.attempt
@@ -226,7 +251,7 @@ def integrate(
     With a `ladder` the batch only shrinks by that factor, so that few shapes have to be compiled.
     """
     watch = Watch(march.t.device, len(march.t))
-    whole, rows = march.map(torch.clone), None
+    whole, rows = march, None
     while True:
         alive = watch.count(march.alive) if steps is None else len(march.t) * (steps > 0)
         if alive == 0:
@@ -235,17 +260,16 @@ def integrate(
         enough = alive if ladder is None else rung(size, alive)
         if compact and steps is None and 4 * enough <= 3 * size:
             if rows is None:
-                whole = march.map(torch.clone)
+                whole = march.map(torch.clone)  # the first time: from here on it is written to
             else:
                 whole.write(rows, march)
             # A stable sort finds the living without asking the GPU how many there are.
             living = torch.argsort(march.alive, descending=True, stable=True)[:enough].sort().values
             rows = living if rows is None else rows[living]
             march, t1, theta = march.select(living), t1[living], [take(leaf, living) for leaf in theta]
-        start = march
-        march, h, dense, slopes = attempt(start, t1, theta)
+        start, march, t, h, dense, slopes = attempt(march, t1, theta)
         for recorder in recorders:
-            recorder.add(Moves(rows, start.t, march.t, h, start.z, theta, dense, slopes, start.accepted))
+            recorder.add(Moves(rows, start.t, t, h, start.z, theta, dense, slopes, start.accepted))
         if steps is not None:
             steps -= 1
     if rows is None:

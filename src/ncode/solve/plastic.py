@@ -1,4 +1,4 @@
-"""Hebbian control without its matrix: dx/dt = rho(theta x), dtheta/dt = mu * x x^T - decay * theta (* elementwise).
+"""Hebbian control without its matrices: dx/dt = rho(theta x), dtheta/dt = mu * x x^T - decay * theta (* elementwise).
 
 Let an explicit Runge-Kutta method take steps of size h on (x, theta), with stages x_i, theta_i and slopes
 
@@ -15,20 +15,31 @@ whatever the presentations were, and since (mu * x_k x_k^T) x = x_k * (mu (x_k *
 
     v_e = theta x_e = scale_e theta_0 x_e + sum_{k < e} W_ek x_k * (mu (x_k * x_e)).                            (1)
 
-This is the very discretisation that `ncode.solve` makes of the same steps, and equal to it up to rounding. theta is
-never formed: with K evaluations, memory is K vectors a sample, and the work is one product of (batch k, n) with mu
-an evaluation.
-
-Backward, with v'_e the gradient of v_e, adds for each e, from the last to the first,
+This is the very discretisation that `ncode.solve` makes of the same steps, and equal to it up to rounding. Backward,
+with v'_e the gradient of v_e, adds for each e, from the last to the first,
 
     x'_e += scale_e theta_0^T v'_e + sum_k x_k * y_k,      y_k = W_ek mu^T (x_k * v'_e),
-    x'_k += W_ek v'_e * (mu (x_k * x_e)) + x_e * y_k,
+    x'_k += W_ek v'_e * (mu (x_k * x_e)) + x_e * y_k,                                                           (2)
     mu' += sum_k W_ek (x_k * v'_e) (x_k * x_e)^T,          theta_0' += scale_e v'_e x_e^T.
 
-The products mu (x_k * x_e), of which there are K^2 / 2 a sample, are computed again and not kept. The rows of mu' are
-gathered, so that few large products make it, and theta_0' is one.
+There are two formulations, with K evaluations in all:
 
-Steps are fixed here. For steps chosen by the error use `ncode.solve` with feedback, which forms theta for each sample.
+    vectors   (1) and (2) as they stand. theta is never formed: memory is K vectors a sample, and the work is one product
+              of (batch k, n) with mu an evaluation. The products mu (x_k * x_e), K^2 / 2 of them a sample, are computed
+              again in backward and not kept; the rows of mu' are gathered, so that few large products make it.
+    matrix    theta is formed at the start of each step, so that the sums in (1) and (2) run over this step alone, and
+              its gradient is carried from step to step: with T' that after the step,
+
+                  x'_j += new_j (mu * T' + (mu * T')^T) x_j,    mu' += T' * sum_j new_j x_j x_j^T,
+                  T' <- keep T' + sum_i phi_i v'_i x_i^T.
+
+              Backward makes theta again from the vectors. The work is K matrix-vector products a sample instead of
+              K^2 / 2, and memory four matrices a sample on top.
+
+"auto" takes the second where n <= 3 K: then four matrices are no larger than the dozen vectors an evaluation that are
+held anyway. So memory grows with K n, and with n squared a sample in neither.
+
+Steps are fixed here. For steps chosen by the error use `ncode.solve` with feedback.
 """
 
 from __future__ import annotations
@@ -40,12 +51,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .plastic_pass import Job, Present, product
+from .plastic_parts import Plan, outer_sum, product
+from .plastic_pass import present
 from .plastic_weights import plan_weights
-from .problem import check_finite, check_number, check_state, choose
+from .problem import check_count, check_finite, check_number, check_state, choose
 from .status import InputError
 from .stepsize import fixed_steps
 from .tableau import METHODS
+
+FORMULATIONS = ("auto", "vectors", "matrix")
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,8 +74,7 @@ class Trace:
 
     def theta(self) -> Tensor:
         """The matrices themselves, (batch, n, n)."""
-        weighted = (self.weights[:, None, None] * self.vectors).permute(1, 2, 0)
-        return self.scale * self.theta0 + self.mu * (weighted @ self.vectors.transpose(0, 1))
+        return self.scale * self.theta0 + self.mu * outer_sum(self.weights, self.vectors)
 
     def times(self, x: Tensor) -> Tensor:
         """theta x for x (batch, n), without the matrices."""
@@ -88,11 +101,12 @@ def episode(
     method: str = "rk4",
     rho: Callable[[Tensor], Tensor] = torch.tanh,
     decay: float | Tensor = 0.0,
+    formulation: str = "auto",
 ) -> Episode:
     """Present stimuli one after another: x starts from each and runs free for `duration`, and theta is carried on.
 
     dx/dt = rho(theta x), dtheta/dt = mu * x x^T - decay * theta. Equal, up to rounding, to one `ncode.solve` with
-    feedback a presentation, but theta is never formed, and the whole has one backward.
+    feedback a presentation, but theta is not kept for each step, and the whole has one backward.
 
     Args:
         stimuli: Where x starts in each presentation, (batch, P, n), float32 or float64.
@@ -103,6 +117,7 @@ def episode(
         method: Any of `METHODS`. Every stage is a vector to remember: few stages and large steps are cheapest.
         rho: A function of (batch, n) to the same shape. Gradients also reach the parameters it may have.
         decay: The rate at which theta decays, a number or a tensor () that may want a gradient.
+        formulation: "vectors", "matrix" or "auto": see the module. All give the same up to rounding.
 
     Returns:
         Episode(x, xs, trace). Gradients reach stimuli, theta0, mu, decay and rho's parameters; there are no second
@@ -115,14 +130,16 @@ def episode(
     tensor([[ 1., -1.,  1.]])
     """
     tableau = METHODS[choose("method", method, METHODS)]
+    choose("formulation", formulation, FORMULATIONS)
     _check(stimuli, theta0, mu)
     sizes = _sizes(duration, dt, steps)
-    plan = plan_weights(tableau, sizes * stimuli.shape[1], _rate(decay))
-    weights, scales, last_weights, last_scale = (part.to(stimuli.device, stimuli.dtype) for part in plan)
-    job = Job(tableau, sizes, plan[1].tolist(), rho)
-    trained = job.look(stimuli[:, 0])
-    ends, vectors = Present.apply(job, stimuli, theta0, mu, weights, scales, *trained)
-    return Episode(ends[-1], ends.transpose(0, 1), Trace(theta0, mu, last_scale, last_weights, vectors))
+    weights = plan_weights(tableau, sizes * stimuli.shape[1], _rate(decay))
+    formed = formulation == "matrix" or (formulation == "auto" and stimuli.shape[2] <= 3 * len(weights.phi))
+    scale, total, keep = ((weights.phi if formed else weights.scale), weights.scale, weights.keep)
+    plan = Plan(tableau, sizes, rho, formed, *(numbers.tolist() for numbers in (scale, total, keep)))
+    ends, vectors = present(plan, stimuli, theta0, mu, weights)
+    last_scale, last = (part.to(stimuli.device, stimuli.dtype) for part in (weights.last_scale, weights.last))
+    return Episode(ends[-1], ends.transpose(0, 1), Trace(theta0, mu, last_scale, last, vectors))
 
 
 def _sizes(duration: float, dt: float | None, steps: int | None) -> list[float]:
@@ -133,9 +150,8 @@ def _sizes(duration: float, dt: float | None, steps: int | None) -> list[float]:
         count = fixed_steps(duration, dt)
         return [dt] * (count - 1) + [duration - dt * (count - 1)]
     if steps is not None and dt is None:
-        if int(check_number("steps", steps, low=1)) != steps:
-            raise InputError(f"steps must be a whole number; given {steps}")
-        return [duration / steps] * int(steps)
+        count = check_count("steps", steps)
+        return [duration / count] * count
     raise InputError(f"give either a step size dt or the number of steps a presentation; given dt={dt}, steps={steps}")
 
 
@@ -153,12 +169,12 @@ def _rate(decay: Any) -> Tensor:
 
 def _check(stimuli: Any, theta0: Any, mu: Any) -> None:
     """Refuse what does not fit, with a sentence."""
-    check_state(stimuli)
-    if stimuli.dim() != 3 or stimuli.is_complex() or 0 in stimuli.shape[1:]:
+    if not isinstance(stimuli, Tensor) or stimuli.dim() != 3 or stimuli.is_complex() or 0 in stimuli.shape[1:]:
+        given = f"{stimuli.dtype} {tuple(stimuli.shape)}" if isinstance(stimuli, Tensor) else type(stimuli).__name__
         raise InputError(
-            "stimuli must be real and of shape (batch, P, n), P presentations of n elements;"
-            f" given {stimuli.dtype} {tuple(stimuli.shape)}"
+            f"stimuli must be real and of shape (batch, P, n), P presentations of n elements; given {given}"
         )
+    check_state(stimuli)
     batch, _, n = stimuli.shape
     for name, given, known in (("theta0", theta0, ((n, n), (batch, n, n))), ("mu", mu, ((n, n),))):
         if not isinstance(given, Tensor):

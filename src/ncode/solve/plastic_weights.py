@@ -1,8 +1,9 @@
-"""The numbers that theta is made of: W and scale of `plastic.py`, from the method, the steps and the decay."""
+"""The numbers that theta is made of: those of `plastic.py`, from the method, the steps and the decay."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,28 +11,40 @@ from torch import Tensor
 from .tableau import Tableau
 
 
-def plan_weights(tableau: Tableau, sizes: Sequence[float], decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """W (K, K) and scale (K,) of equation (1), and the weights (K,) and scale () of theta at the end."""
+class Weights(NamedTuple):
+    """For N steps of s stages, K = N s evaluations, and theta as a sum over theta_0 and the vectors x_k."""
+
+    vectors: Tensor  # W (K, K): of x_k x_k^T at evaluation e
+    scale: Tensor  # (K,): of theta_0 at evaluation e
+    phi: Tensor  # (K,): of the step's first theta at evaluation e
+    new: Tensor  # (K,): of x_k x_k^T at the end of its step
+    keep: Tensor  # (N,): of a step's first theta at its end
+    last: Tensor  # (K,): of x_k x_k^T at the end of all
+    last_scale: Tensor  # (): of theta_0 at the end of all
+
+
+def plan_weights(tableau: Tableau, sizes: Sequence[float], decay: Tensor) -> Weights:
+    """The weights for steps of these sizes, as a function of the decay."""
     a, b = _square(tableau), torch.tensor(tableau.b, dtype=decay.dtype)
-    stages, count = len(b), len(sizes)
+    count, identity = len(sizes), torch.eye(len(sizes), dtype=decay.dtype)
     known = {h: _step_weights(a, b, h, decay) for h in set(sizes)}
     phi, psi, keep, new = (torch.stack([known[h][part] for h in sizes]) for part in range(4))
-    # left[n, m]: what is left before step n of what step m has added.
-    left = [torch.zeros(count, dtype=decay.dtype)]
-    scale = [torch.ones((), dtype=decay.dtype)]
-    for n, unit in enumerate(torch.eye(count, dtype=decay.dtype)):
-        left.append(left[-1] * keep[n] + unit)
-        scale.append(scale[-1] * keep[n])
-    before = torch.stack(left[:-1])
-    weights = phi[:, :, None, None] * before[:, None, :, None] * new[None, None]
-    weights = weights + torch.eye(count, dtype=decay.dtype)[:, None, :, None] * psi[:, :, None, :]
-    scales = phi * torch.stack(scale[:-1])[:, None]
-    evaluations = count * stages
-    return (
-        weights.reshape(evaluations, evaluations),
-        scales.reshape(evaluations),
-        (left[-1][:, None] * new).reshape(evaluations),
-        scale[-1],
+    # left[n, m]: what is left before step n of what step m has added; scale[n]: the same of theta_0.
+    left, scale = [torch.zeros_like(keep)], [torch.ones_like(decay)]
+    for kept, unit in zip(keep, identity, strict=True):
+        left.append(left[-1] * kept + unit)
+        scale.append(scale[-1] * kept)
+    earlier = phi[:, :, None, None] * torch.stack(left[:-1])[:, None, :, None] * new
+    within = identity[:, None, :, None] * psi[:, :, None, :]
+    evaluations = count * len(b)
+    return Weights(
+        vectors=(earlier + within).reshape(evaluations, evaluations),
+        scale=(phi * torch.stack(scale[:-1])[:, None]).flatten(),
+        phi=phi.flatten(),
+        new=new.flatten(),
+        keep=keep,
+        last=(left[-1][:, None] * new).flatten(),
+        last_scale=scale[-1],
     )
 
 

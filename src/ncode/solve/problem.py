@@ -96,6 +96,12 @@ def check_state(x0: Any) -> torch.dtype:
     return x0.real.dtype if x0.is_complex() else x0.dtype
 
 
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether all values are certainly finite: one look for all of them, since on CUDA each look waits."""
+    sums = [tensor.detach().sum().abs().double() for tensor in tensors if tensor.device.type != "mps"]
+    return len(sums) == len(tensors) and bool(torch.stack(sums).sum().isfinite())
+
+
 def check_finite(name: str, tensor: Tensor) -> None:
     """Refuse nan and inf, naming the samples."""
     if symbolic() or tensor.numel() == 0:
@@ -125,8 +131,6 @@ def check_control(theta: Control, x0: Tensor) -> tuple[tuple[Tensor, ...], pytre
             )
         if leaf.device != x0.device:
             raise InputError(f"theta is on {leaf.device} and x0 on {x0.device}: move one of them")
-        if leaf.is_floating_point() or leaf.is_complex():
-            check_finite("theta", leaf)
     return tuple(leaves), spec
 
 
@@ -143,6 +147,7 @@ def check_time(name: str, t: Any, x0: Tensor, dtype: torch.dtype) -> tuple[float
         raise InputError(f"{name} must be real; given {t.dtype}")
     if t.dim() > 1 or (t.dim() == 1 and len(t) != batch):
         raise InputError(f"{name} must have shape () or ({batch},), one time a sample; given {tuple(t.shape)}")
+    refuse_mapped(name, t)
     if not bool(torch.isfinite(t.detach()).all()):
         raise InputError(f"{name} must be finite; given {t.detach().tolist()}"[:300])
     return t, t.to(x0.device, dtype).expand(batch)
@@ -151,7 +156,13 @@ def check_time(name: str, t: Any, x0: Tensor, dtype: torch.dtype) -> tuple[float
 def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
     """Saved times as they were given and as (batch, T): within [t0, t1], in the direction of the solve."""
     batch = len(t0)
-    given = ts if isinstance(ts, Tensor) else torch.as_tensor(ts, dtype=t0.dtype, device=t0.device)
+    try:
+        given = ts if isinstance(ts, Tensor) else torch.as_tensor(ts, dtype=t0.dtype, device=t0.device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"save_at must be a tensor of times or something like one; given {ts!r} ({error})") from None
+    if given.is_complex() or given.dtype == torch.bool:
+        raise InputError(f"save_at must be real; given {given.dtype}")
+    refuse_mapped("save_at", given)
     if given.dim() not in (1, 2) or (given.dim() == 2 and len(given) != batch):
         raise InputError(
             f"save_at must have shape (T,), times shared by all, or ({batch}, T), a sample's own;"
@@ -210,6 +221,14 @@ def check_number(name: str, value: Any, *, low: float, strict: bool = False) -> 
     return float(value)
 
 
+def check_count(name: str, value: Any) -> int:
+    """A whole number of at least 1."""
+    number = check_number(name, value, low=1)
+    if number != int(number):
+        raise InputError(f"{name} must be a whole number; given {value}")
+    return int(number)
+
+
 def check(
     dynamics: Dynamics,
     x0: Tensor,
@@ -242,12 +261,16 @@ def check(
     elif not tableau.adaptive:
         adaptive = ", ".join(name for name, known in METHODS.items() if known.adaptive)
         raise InputError(f'method "{method}" has no error estimate: give a step size dt, or use one of {adaptive}')
-    if int(max_steps) != max_steps or max_steps < 1:
-        raise InputError(f"max_steps must be a whole number of at least 1; given {max_steps}")
+    max_steps = check_count("max_steps", max_steps)
+    if not isinstance(pid, PID):
+        raise InputError(f"pid must be a PID, such as PID(p=0.2); given {type(pid).__name__}")
 
     dtype = check_state(x0)
-    check_finite("x0", x0)
     leaves, spec = check_control(theta, x0)
+    if not symbolic() and not all_finite((x0, *(leaf for leaf in leaves if leaf.dtype != torch.bool))):
+        check_finite("x0", x0)
+        for leaf in leaves:
+            check_finite("theta", leaf)
     if feedback is not None and spec is None:
         raise InputError("feedback drives a control, but theta is None: give the control at t0")
     time = torch.float32 if x0.device.type == "mps" else torch.float64
@@ -279,7 +302,7 @@ def check(
         together=step == "batch",
         pid=pid,
         tolerance=Tolerance(rtol, atol),
-        max_steps=int(max_steps),
+        max_steps=max_steps,
         dense=dense,
     )
 
@@ -289,13 +312,27 @@ def _shared(*times: float | Tensor) -> bool:
 
 
 def symbolic() -> bool:
-    """Whether values cannot be looked at: under torch.func, torch.export or torch.compile."""
+    """Whether values cannot be looked at: under torch.func or torch.export."""
     return torch.compiler.is_compiling() or transforming()
 
 
 def transforming() -> bool:
     """Whether a torch.func transform is under way."""
     return torch._C._are_functorch_transforms_active()
+
+
+def refuse_mapped(name: str, times: Tensor) -> None:
+    """Times decide how many steps there are, so torch.func.vmap cannot map over them."""
+    if mapped(times):
+        raise InputError(
+            f"{name} is mapped by torch.func.vmap, and solve must look at times: solve is batched already, so put the"
+            " mapped dimension into the batch"
+        )
+
+
+def dual(tensor: Tensor) -> bool:
+    """Whether forward-mode differentiation follows this tensor."""
+    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def mapped(tensor: Tensor) -> bool:

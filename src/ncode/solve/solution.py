@@ -114,4 +114,7 @@ class Solution:
             if self.dense is None
             else self.dense(times)[0]
         )
+        # A sample that failed has no values beyond the time that it reached.
+        beyond = ((times - t0[:, None]).abs() > (self.t - t0)[:, None].abs()) & ~self.ok[:, None]
+        value = torch.where(beyond.reshape(*beyond.shape, *[1] * (value.dim() - 2)), torch.nan, value)
         return value if at.dim() else value[:, 0]

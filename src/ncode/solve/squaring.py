@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 _DEGREE = 16
-_REACH = {torch.float32: 1.95, torch.float64: 0.78}  # the largest alpha whose sufficient degree is 16
+_REACH = {torch.float32: 1.96, torch.float64: 0.778}  # the largest alpha whose sufficient degree is 16
 
 
 def growth(norms: Sequence[Tensor]) -> Tensor:

@@ -34,16 +34,12 @@ class Tape:
         self.entries: list[_Entry] = []
 
     def add(self, moves: Moves) -> None:
-        """Write one attempt down. Where many rows did not move only the others are kept: on CUDA that means waiting."""
+        """Write one attempt down."""
         assert moves.number is not None
         kept, z = None, moves.z
-        if self.every > 1 or moves.h.device.type == "cpu":
-            moved = moves.h != 0
-            if self.every > 1:
-                moved = moved & (moves.number % self.every == 0)
-            if 4 * int(torch.count_nonzero(moved)) < 3 * len(moved):
-                kept = moved.nonzero().flatten()
-                z = tuple(leaf.index_select(0, kept) for leaf in z)
+        if self.every > 1:
+            kept = ((moves.h != 0) & (moves.number % self.every == 0)).nonzero().flatten()
+            z = tuple(leaf.index_select(0, kept) for leaf in z)
         self.entries.append(_Entry(moves._replace(z=(), theta=(), dense=None, slopes=()), kept, z))
 
     def steps(self, ok: Tensor, z0: State, *, rooted: bool, ladder: int | None = None) -> Steps:
@@ -77,6 +73,9 @@ class Tape:
                 sizes = [rung(batch, size) for size in sizes]
                 order, counts = _padded(order, sizes[0]), _padded(counts, sizes[0], value=0)
         rank = rank[sample]
+        source = _table(rank, number, took, len(sizes), torch.zeros_like(counts))
+        t, t_next, h = (torch.cat([getattr(m, name) for m in moves])[source] for name in ("t", "t_next", "h"))
+        moving = torch.arange(len(sizes), device=ok.device)[:, None] < counts
         states, position = self._states(z0)
         held = number % every == 0
         return Uneven(
@@ -84,18 +83,20 @@ class Tape:
             order,
             samples,
             counts,
-            times=tuple(torch.cat([getattr(m, name) for m in moves]) for name in ("t", "t_next", "h")),
-            where=_table(rank, number, took, len(sizes), torch.zeros_like(counts)),
-            states=states,
+            torch.where(moving, t, t_next),
+            t_next,
+            torch.where(moving, h, 0.0),
+            source,
+            states,
             # A sample that never moved stands at its start.
-            kept=_table(
+            _table(
                 rank[held],
                 number[held] // every,
                 position[took[held]],
                 -(-len(sizes) // every),
                 len(states[0]) - batch + (everyone if order is None else order),
             ),
-            every=every,
+            every,
         )
 
     def _even(self, batch: int) -> bool:
@@ -155,6 +156,11 @@ class Steps(Protocol):
         """How many samples take part in each step: the first ones in that order."""
         ...
 
+    @property
+    def counts(self) -> Tensor:
+        """How many steps each of them took."""
+        ...
+
     def move(self, n: int) -> Moves:
         """Step n, with its states where they were kept."""
         ...
@@ -172,6 +178,10 @@ class Even:
     def sizes(self) -> list[int]:
         return [self.samples] * len(self.moves)
 
+    @property
+    def counts(self) -> Tensor:
+        return torch.full((self.samples,), len(self.moves), device=self.moves[0].h.device if self.moves else None)
+
     def move(self, n: int) -> Moves:
         source = torch.arange(n * self.samples, (n + 1) * self.samples, device=self.moves[n].h.device)
         return self.moves[n]._replace(source=source)
@@ -185,18 +195,18 @@ class Uneven:
     order: Tensor | None
     samples: int
     counts: Tensor  # of steps, in that order
-    times: tuple[Tensor, ...]  # t, t_next and h of all attempts' rows
-    where: Tensor  # (steps, samples): which of those rows
+    t: Tensor  # (steps, samples), as all times here
+    t_next: Tensor
+    h: Tensor
+    source: Tensor  # which row of all attempts each was
     states: State
     kept: Tensor  # (steps / every, samples): which row of the states
     every: int
 
     def move(self, n: int) -> Moves:
         size = self.sizes[n]
-        moving = n < self.counts[:size]
-        source = self.where[n, :size]
-        t, t_next, h = (time[source] for time in self.times)
+        t, t_next, h, source = (time[n, :size] for time in (self.t, self.t_next, self.h, self.source))
         z: State = ()
         if n % self.every == 0:
             z = tuple(leaf.index_select(0, self.kept[n // self.every, :size]) for leaf in self.states)
-        return Moves(None, torch.where(moving, t, t_next), t_next, torch.where(moving, h, 0.0), z, source=source)
+        return Moves(None, t, t_next, h, z, source=source)

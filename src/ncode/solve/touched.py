@@ -31,10 +31,8 @@ class Touched(NamedTuple):
 
     def has_rows(self, batch: int) -> bool:
         """Whether something caught in a closure may belong to samples, so that samples must stay where they are."""
-        return any(
-            tensor.dim() > 0 and len(tensor) == batch and not isinstance(tensor, nn.Parameter)
-            for tensor in (*self.trained, *self.others)
-        )
+        # A weight that happens to have such a size is not told apart: keeping samples in place is then only slower.
+        return any(batch in tensor.shape for tensor in (*self.trained, *self.others))
 
 
 class _Seen(TorchFunctionMode):
@@ -106,13 +104,21 @@ def _leaves(slope: State, trained: Sequence[Tensor], start: Any) -> Iterator[Ten
         visited.add(node)
         if node.name().endswith("AccumulateGrad"):
             yield node.variable  # pyright: ignore[reportAttributeAccessIssue]
-        elif node._sequence_nr() < born:
+        elif node._sequence_nr() < born and not _cast(node, trained):
             raise InputError(
                 f"the dynamics use a tensor that was computed outside of them ({node.name()}) in a way that solve"
                 ' cannot follow: pass it as theta, or use gradient="autograd"'
             )
         else:
             stack.extend(node.next_functions)
+
+
+def _cast(node: Any, trained: Sequence[Tensor]) -> bool:
+    """Whether a node is autocast's copy of a known tensor, kept from an earlier evaluation under the same autocast."""
+    ends = [after for after, _ in node.next_functions if after is not None]
+    return node.name() == "ToCopyBackward0" and all(
+        end.name().endswith("AccumulateGrad") and any(end.variable is tensor for tensor in trained) for end in ends
+    )
 
 
 def _within_reach(functions: Sequence[Callable[..., Any] | None]) -> Iterator[Tensor]:
@@ -127,14 +133,23 @@ def _within_reach(functions: Sequence[Callable[..., Any] | None]) -> Iterator[Te
 
 def _caught(function: Any) -> Iterator[Any]:
     """What a function holds: itself, the object it is bound to, and what it catches or names."""
-    yield function
-    if isinstance(function, functools.partial):
-        for value in (function.func, *function.args, *function.keywords.values()):
-            yield from _caught(value)
-    elif isinstance(function, types.MethodType):
-        yield function.__self__
-    elif isinstance(function, types.FunctionType):
-        for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # a variable that is bound later
-                yield cell.cell_contents
-        yield from (function.__globals__.get(name) for name in function.__code__.co_names)
+    stack, seen = [function], set()
+    while stack:
+        value = stack.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        yield value
+        if isinstance(value, functools.partial):
+            stack += [value.func, *value.args, *value.keywords.values()]
+        elif isinstance(value, types.MethodType):
+            stack += [value.__self__, value.__func__]
+        elif isinstance(value, (tuple, list, dict)):
+            stack += value.values() if isinstance(value, dict) else value
+        elif isinstance(value, types.FunctionType):
+            for cell in value.__closure__ or ():
+                with contextlib.suppress(ValueError):  # a variable that is bound later
+                    stack.append(cell.cell_contents)
+            # Functions that are only named lead too far: to all that a file defines.
+            named = [value.__globals__.get(name) for name in value.__code__.co_names]
+            stack += [it for it in named if isinstance(it, (nn.Module, Tensor, tuple, list, dict))]

@@ -1,0 +1,45 @@
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROW = {"library", "label", "variant", "seconds", "first_seconds", "nfe", "peak_bytes", "loss", "gradient_error"}
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+
+
+def test_a_quick_run_writes_what_a_reader_needs(tmp_path):
+    path = tmp_path / "bench.json"
+    done = bench("--quick", "--no-compile", "--only", "mlp-flow", "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads(path.read_text())
+    assert data["device"] == "cpu"
+    assert data["seed"] == 0
+    assert data["threads"] == 1
+    assert data["command"].startswith("python -m benchmarks --quick")
+    assert {"python", "torch", "ncode"} <= set(data["versions"])
+
+    (workload,) = data["workloads"].values()
+    libraries = {row["library"] for row in workload["rows"]}
+    for peer in ("torchdiffeq", "torchode", "diffrax"):
+        assert (peer in libraries) == (find_spec(peer) is not None)
+        assert (peer in workload["skipped"]) == (peer not in libraries)
+    assert "ncode" in libraries
+    assert not workload["failed"]
+    for row in workload["rows"]:
+        assert set(row) >= ROW
+        assert row["gradient_error"] < 0.1
+        assert row["nfe"]["forward"] > 0
+        assert row["peak_bytes"] > 0
+        assert f"| {row['library']}" in done.stdout
+
+
+def test_every_workload_is_offered():
+    printed = bench("--help").stdout
+    for file in (ROOT / "benchmarks" / "workloads").glob("[a-z]*.py"):
+        assert file.stem.replace("_", "-") in printed
