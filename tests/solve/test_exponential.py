@@ -262,10 +262,11 @@ def test_the_reach_of_the_matrix_is_what_its_degree_allows(dtype):
     assert squaring.sufficient_degree(1.01 * reach, dtype) == squaring._DEGREE + 1
 
 
-def test_parts_and_degree_follow_the_norm():
+def test_parts_and_degree_follow_the_norm_and_the_number_of_saved_times():
     assert plan(0.0, torch.float32) == (1, 5)
     assert plan(100.0, torch.float32)[0] == 17
     assert plan(1.0, torch.float64)[1] > plan(1.0, torch.float32)[1]
+    assert plan(20.0, torch.float32, saved=50)[0] > plan(20.0, torch.float32)[0]
 
 
 def test_a_bound_lets_the_flow_be_mapped():

@@ -189,9 +189,11 @@ def test_time_may_run_backward_under_a_field_that_does_too(case):
 def test_the_order_of_the_batch_has_no_meaning(case, random):
     order = list(range(case.batch))
     random.shuffle(order)
-    arguments = {**case.arguments, "save_at": None, "step": "sample", "x0": case.arguments["x0"].double()}
+    doubled = pytree.tree_map(lambda leaf: leaf if leaf is None else leaf.double(), case.arguments["theta"])
+    arguments = {**case.arguments, "save_at": None, "step": "sample", "theta": doubled}
+    arguments["x0"] = arguments["x0"].double()
     turned = {**arguments, "x0": arguments["x0"][order]}
-    turned["theta"] = pytree.tree_map(lambda leaf: leaf if leaf is None else leaf[order], arguments["theta"])
+    turned["theta"] = pytree.tree_map(lambda leaf: leaf if leaf is None else leaf[order], doubled)
     close(ncode.solve(**turned).x, ncode.solve(**arguments).x[order])
 
 

@@ -12,6 +12,8 @@ from ncode.solve import METHODS
 
 from .systems import DOUBLE, GRADIENTS, close, double
 
+# Forward mode of torch itself uses a part of torch that torch has deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 every_gradient = pytest.mark.parametrize("gradient", GRADIENTS)
 X0 = double(0.3, 1.0, -2.0)
 FIXED = {"dt": 0.1, "method": "rk4", "gradient": "autograd"}
@@ -259,8 +261,8 @@ def test_a_state_may_be_complex(dtype):
     assert seen == {(z0.real.dtype, dtype)}
     turned = torch.polar(torch.ones(2), 2 * torch.tensor([0.5, 1.5])).to(dtype)
     close(sol.xs[..., 0], z0 * turned, rtol=50 * tight, atol=50 * tight)
-    close(sol.x, sol.xs[:, 1])
-    close(sol(0.5), sol.xs[:, 0])
+    close(sol.x, sol.xs[:, 1], rtol=tight)
+    close(sol(0.5), sol.xs[:, 0], rtol=tight)
 
 
 def test_a_complex_solve_is_a_real_one_of_twice_the_size():

@@ -45,10 +45,11 @@ def growth_of_rows(values: Tensor, columns: Tensor) -> Tensor:
     return growth(norms)
 
 
-def plan(alpha: float, dtype: torch.dtype) -> tuple[int, int]:
-    """How many parts, and of which degree."""
-    parts = max(math.ceil(alpha / _REACH[dtype]), 1)
-    return parts, sufficient_degree(alpha / parts, dtype)
+def plan(alpha: float, dtype: torch.dtype, saved: int = 0) -> tuple[int, int]:
+    """How many parts, and of which degree: the fewest products, one for each degree, part and saved time."""
+    least = max(math.ceil(alpha / _REACH[dtype]), 1)
+    choices = [(parts, sufficient_degree(alpha / parts, dtype)) for parts in (least << i for i in range(6))]
+    return min(choices, key=lambda choice: (choice[0] + saved) * choice[1])
 
 
 def act(

@@ -164,9 +164,7 @@ class Adjoint:
 
         step = Step(system, problem.tableau, estimate=problem.dt is None, slopes=True)
         quadrature = Quadrature(system, step, constants[:-1], trained)
-        attempt = Attempt(
-            step, problem.pid, problem.tolerance, problem.dt is not None, problem.together, problem.max_steps
-        )
+        attempt = Attempt(step, problem.pid, problem.tolerance, problem.dt is not None, problem.together)
         want_t0, want_t1, *want_ts = wanted[len(problem.theta) :]
         spent = ok.int() * want_t1
         grad_t1 = self._speed(system, t, z, a, constants) if want_t1 else t
@@ -212,7 +210,9 @@ class Adjoint:
         state = (*z, *a)
         slope = step.field.bind(constants)(t.to(step.field.dtype), state)
         march: March = begin(step, problem, t, goal, state, constants, slope)
-        march = integrate(attempt, march, goal, constants, [quadrature], compact=not self.rooted)
+        march = integrate(
+            attempt, march, goal, constants, [quadrature], max_steps=problem.max_steps, compact=not self.rooted
+        )
         failed = (march.status != Status.OK).nonzero().flatten().tolist()
         if failed:
             raise SolveError(

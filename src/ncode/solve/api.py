@@ -8,6 +8,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from .adjoint import Adjoint
 from .ambient import Ambient
@@ -159,7 +160,7 @@ def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every
     """A forward pass without autograd, then whatever the gradient needs."""
     _refuse_mapped((*problem.z0, *problem.theta))
     unrolled = gradient == "autograd"
-    with torch.set_grad_enabled(torch.is_grad_enabled() and not unrolled):
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not unrolled), _set_fwd_grad_enabled(False):
         touched = look(problem, train=torch.is_grad_enabled())
     trained = touched.trained
     _refuse_mapped((*trained, *touched.others))
@@ -172,7 +173,7 @@ def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every
 
     tape = Tape(every if gradient == "discrete" else 1) if grad and gradient != "adjoint" else None
     rooted = touched.has_rows(problem.batch)
-    with torch.no_grad():
+    with torch.no_grad(), _set_fwd_grad_enabled(False):
         forward = run(problem, touched, [tape] if tape is not None else [], compile=compile)
     march = forward.march
     stats = Stats(forward.nfe, march.accepted, march.rejected)

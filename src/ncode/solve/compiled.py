@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .field import Field, RightHandSide
+from .layout import DECOMPOSITIONS, rearrange, settle
 from .step import Step
 
 LADDER = 8  # compiled batches shrink by this factor: every rung is a shape of its own
@@ -50,12 +51,15 @@ class Graph:
             # An output that is an input would tie the two together.
             return [leaf.clone() if any(leaf is i for i in inputs) else leaf for leaf in leaves if leaf is not None]
 
-        tensors = [dense(tensor) for tensor in tensors]
+        tensors = [dense(settle(tensor)) for tensor in tensors]
         self.strides = [tensor.stride() for tensor in tensors]
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            graph = make_fx(flat)(*tensors)
+            graph = make_fx(flat, decomposition_table=DECOMPOSITIONS if tensors[0].device.type == "cpu" else None)(
+                *tensors
+            )
             _lift(graph, outside)
+            rearrange(graph, len(tensors[0]))
             self.call: Any = torch._inductor.compile(graph, [*tensors, *outside])
 
         kept = [number for number, none in enumerate(self.missing) if not none]

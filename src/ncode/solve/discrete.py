@@ -16,6 +16,7 @@ from torch import Tensor
 from .ambient import Ambient
 from .compiled import LADDER, Graph, graph_of, identity, take
 from .join import Outputs
+from .layout import settle
 from .problem import Problem
 from .record import Moves, Window, spread
 from .retake import Times, retake
@@ -54,7 +55,7 @@ class Discrete:
         pull = _Pull(self, steps, wanted, trained, grads, adjoint)
         pull.walk()
         adjoint, rows = pull.scattered(adjoint)
-        if problem.ts is not None:
+        if problem.ts is not None and problem.ts.numel():
             at_start = problem.ts.detach() == problem.t0.detach()[:, None]
             for leaf, grad in enumerate(grads.saved):
                 if grad is not None:
@@ -93,6 +94,8 @@ class _Pull:
         self.solve, self.steps, self.wanted, self.trained = solve, steps, wanted, trained
         problem = solve.problem
         rows = [*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,))]
+        if solve.compile:
+            rows, adjoint = [settle(leaf.detach()) for leaf in rows], [settle(leaf) for leaf in adjoint]
         self.rows = [self._ordered(leaf.detach()) for leaf in rows]
         self.adjoint = [self._ordered(leaf) for leaf in adjoint]
         self.saved = [None if grad is None else self._ordered(grad) for grad in grads.saved]

@@ -115,7 +115,7 @@ def _flow(
     if columns is None or formulation == "matrix":
         return _by_matrix(a if columns is None else _filled(a, columns), x, sigma, bound, x0.dtype)
     alpha = _look(growth_of_rows(a.detach(), columns), a, x) if bound is None else bound
-    parts, degree = plan(alpha, x0.dtype)
+    parts, degree = plan(alpha, x0.dtype, 0 if sigma is None else sigma.shape[1])
     if formulation == "auto" and not _action_is_faster(a, parts * degree):
         return _by_matrix(_filled(a, columns), x, sigma, alpha, x0.dtype)
     if parts > _MOST_PARTS:

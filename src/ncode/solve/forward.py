@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .compiled import LADDER
 from .field import State
+from .layout import settle
 from .loop import Attempt, Compiled, March, integrate
 from .problem import Problem, check_slope
 from .record import DenseTape, Recorder, Saver
@@ -54,9 +55,11 @@ def run(
     field, t0, t1 = problem.field, problem.t0.detach(), problem.t1.detach()
     z = tuple(leaf.detach() for leaf in problem.z0)
     theta = tuple(leaf.detach() for leaf in problem.theta)
+    if compile:
+        z, theta = tuple(map(settle, z)), tuple(map(settle, theta))
     step = Step(field, problem.tableau, problem.dt is None, problem.dense or problem.ts is not None)
     march = begin(step, problem, t0, t1, z, theta, touched.slope)
-    attempt = Attempt(step, problem.pid, problem.tolerance, problem.dt is not None, problem.together, problem.max_steps)
+    attempt = Attempt(step, problem.pid, problem.tolerance, problem.dt is not None, problem.together)
     # One evaluation to look, and one to choose the first step.
     before = (t0 != t1).int() * (2 if problem.dt is None else 1)
     shown = z[: 1 + field.driven]
@@ -68,6 +71,7 @@ def run(
         t1,
         theta,
         [recorder for recorder in (saver, dense, *recorders) if recorder is not None],
+        max_steps=problem.max_steps,
         steps=problem.fixed_count,
         # Dense output wants all samples side by side; a closure may hold rows that belong to samples.
         compact=dense is None and not touched.has_rows(problem.batch),
@@ -91,9 +95,8 @@ def begin(
     finite = torch.stack([_finite(leaf) for leaf in slope]).all(0)
     status = torch.where(alive & ~finite, Status.NOT_FINITE, Status.OK).to(torch.int32)
     if problem.dt is None:
-        h = first_step(field, problem.tolerance, step.tableau.error_order + 1, t0, t1, z, theta, slope)
-        if problem.together:
-            h = torch.where(alive & finite, h.abs(), torch.inf).min() * sign
+        order, mask = step.tableau.error_order + 1, alive & finite if problem.together else None
+        h = first_step(field, problem.tolerance, order, t0, t1, z, theta, slope, mask)
     else:
         h = problem.dt * sign
     ones = torch.ones_like(t0, dtype=field.dtype)

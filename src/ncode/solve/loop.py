@@ -14,7 +14,7 @@ from .field import State
 from .record import Moves, Recorder
 from .status import Status
 from .step import Step
-from .stepsize import PID, Tolerance
+from .stepsize import PID, Tolerance, mean_square
 
 
 class March(NamedTuple):
@@ -87,7 +87,6 @@ class Attempt:
     tolerance: Tolerance
     fixed: bool
     together: bool  # one step size for the batch
-    max_steps: int
 
     def __call__(self, march: March, t1: Tensor, theta: Sequence[Tensor]) -> Attempted:
         t, z, alive = march.t, march.z, march.alive
@@ -101,12 +100,11 @@ class Attempt:
 
         stepped = self.step(t, h, z, theta, march.slope)
         ratio = self._judge(z, stepped, alive)
-        mean = self._together(ratio, alive) if self.together else ratio
+        mean = mean_square(ratio, alive) if self.together else ratio
         good = alive & (mean <= 1.0)  # false for nan
         refused = alive & ~good
 
         h_next = march.h if self.fixed else h * self._factor(mean, march, good)
-        attempts = march.accepted + march.rejected + alive
         # In step with the batch, a sample only ends for an error of its own.
         stuck = refused & ~(ratio <= 1.0)
         if not self.fixed:
@@ -115,8 +113,8 @@ class Attempt:
             stuck, torch.where(ratio.isfinite(), Status.STEP_TOO_SMALL, Status.NOT_FINITE), march.status
         )
         done = good & last
-        spent = alive & ~done & ~stuck & (attempts >= self.max_steps)
-        status = torch.where(spent, Status.MAX_STEPS, status).to(march.status.dtype)
+        taken = torch.where(good, h, 0.0)
+        remembers = bool(self.pid.p or self.pid.d)
 
         def pick(new: Tensor, old: Tensor) -> Tensor:
             return torch.where(good.reshape(-1, *[1] * (old.dim() - 1)), new, old)
@@ -125,18 +123,18 @@ class Attempt:
         if slope is not None and stepped.end is not None:
             slope = tuple(map(pick, stepped.end, slope))
         after = March(
-            t=torch.where(good, torch.where(last, t1, t + h), t),
+            t=torch.where(done, t1, t + taken),
             h=h_next,
             z=tuple(map(pick, stepped.z, z)),
             slope=slope,
-            before=torch.where(good, mean, march.before),
-            earlier=torch.where(good, march.before, march.earlier),
-            alive=alive & ~done & ~stuck & ~spent,
-            status=status,
+            before=torch.where(good, mean, march.before) if remembers else march.before,
+            earlier=torch.where(good, march.before, march.earlier) if remembers else march.earlier,
+            alive=alive & ~(done | stuck),
+            status=status.to(march.status.dtype),
             accepted=march.accepted + good,
             rejected=march.rejected + refused,
         )
-        return Attempted(march, after, after.t, torch.where(good, h, 0.0), stepped.dense, stepped.slopes)
+        return Attempted(march, after, after.t, taken, stepped.dense, stepped.slopes)
 
     def _judge(self, z: State, stepped, alive: Tensor) -> Tensor:
         """Error over tolerance, a sample each; with fixed steps 0, or nan where the new state is not finite."""
@@ -144,11 +142,6 @@ class Attempt:
             return self.tolerance.ratio(self.step.field, z, stepped.z, stepped.errors)
         worst = sum((leaf * 0).abs().flatten(1).sum(1) if leaf.dim() > 1 else (leaf * 0).abs() for leaf in stepped.z)
         return torch.as_tensor(worst)
-
-    def _together(self, ratio: Tensor, alive: Tensor) -> Tensor:
-        """Root mean square over the samples that are still under way."""
-        squares = torch.where(alive, ratio, 0.0).square()
-        return (squares.sum() / alive.sum().clamp_min(1)).sqrt().expand_as(ratio)
 
     def _factor(self, ratio: Tensor, march: March, good: Tensor) -> Tensor:
         order = self.step.tableau.error_order + 1
@@ -203,7 +196,7 @@ class Compiled:
 
     def _key(self) -> Hashable:
         it = self.attempt
-        return "attempt", identity(it.step), it.pid, it.tolerance, it.fixed, it.together, it.max_steps
+        return "attempt", identity(it.step), it.pid, it.tolerance, it.fixed, it.together
 
 
 class Watch:
@@ -240,20 +233,21 @@ def integrate(
     theta: Sequence[Tensor],
     recorders: Sequence[Recorder] = (),
     *,
+    max_steps: int,
     steps: int | None = None,
     compact: bool = True,
     ladder: int | None = None,
 ) -> March:
-    """Attempt until no sample is alive, showing each move to the recorders.
+    """Attempt until no sample is alive or max_steps were taken, showing each move to the recorders.
 
     `steps`, where the number of attempts is known beforehand, saves asking. Once at most three quarters of the samples
     in hand are alive, the others are put aside (`compact`); in all, that copies a control no more than three times.
     With a `ladder` the batch only shrinks by that factor, so that few shapes have to be compiled.
     """
     watch = Watch(march.t.device, len(march.t))
-    whole, rows = march, None
-    while True:
-        alive = watch.count(march.alive) if steps is None else len(march.t) * (steps > 0)
+    whole, rows, count = march, None, 0
+    while count < max_steps:  # a sample that is alive has taken part in all of them
+        alive = watch.count(march.alive) if steps is None else len(march.t) * (steps > count)
         if alive == 0:
             break
         size = len(march.t)
@@ -270,8 +264,8 @@ def integrate(
         start, march, t, h, dense, slopes = attempt(march, t1, theta)
         for recorder in recorders:
             recorder.add(Moves(rows, start.t, t, h, start.z, theta, dense, slopes, start.accepted))
-        if steps is not None:
-            steps -= 1
+        count += 1
+    march = march._replace(status=torch.where(march.alive, Status.MAX_STEPS, march.status).to(march.status.dtype))
     if rows is None:
         return march
     whole.write(rows, march)

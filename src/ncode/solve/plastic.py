@@ -24,7 +24,7 @@ with v'_e the gradient of v_e, adds for each e, from the last to the first,
 
 There are two formulations, with K evaluations in all:
 
-    vectors   (1) and (2) as they stand. theta is never formed: memory is K vectors a sample, and the work is one product
+    vectors   (1) and (2) as they stand. theta is never formed: memory is K vectors a sample, the work is one product
               of (batch k, n) with mu an evaluation. The products mu (x_k * x_e), K^2 / 2 of them a sample, are computed
               again in backward and not kept; the rows of mu' are gathered, so that few large products make it.
     matrix    theta is formed at the start of each step, so that the sums in (1) and (2) run over this step alone, and
@@ -36,8 +36,8 @@ There are two formulations, with K evaluations in all:
               Backward makes theta again from the vectors. The work is K matrix-vector products a sample instead of
               K^2 / 2, and memory four matrices a sample on top.
 
-"auto" takes the second where n <= 3 K: then four matrices are no larger than the dozen vectors an evaluation that are
-held anyway. So memory grows with K n, and with n squared a sample in neither.
+"auto" takes the second where n <= 3 K: four matrices are then no larger than the dozen vectors an evaluation that the
+first holds. So memory grows with K n, and never with n squared a sample.
 
 Steps are fixed here. For steps chosen by the error use `ncode.solve` with feedback.
 """

@@ -48,6 +48,8 @@ class Window:
     @classmethod
     def of(cls, ts: Tensor, moves: Moves, *, cut: bool = True) -> Window | None:
         """Find them. On CPU the window is cut to the columns that matter; on CUDA that would mean waiting."""
+        if ts.shape[1] == 0:
+            return None
         if moves.rows is not None:
             ts = ts[moves.rows]
         t, t_next, h = moves.t[:, None], moves.t_next[:, None], moves.h[:, None]

@@ -87,6 +87,12 @@ class Tolerance:
         return largest
 
 
+def mean_square(ratio: Tensor, mask: Tensor) -> Tensor:
+    """(batch,): the root mean square over the samples in the mask, the same for all."""
+    squares = torch.where(mask, ratio, 0.0).square()
+    return (squares.sum() / mask.sum().clamp_min(1)).sqrt().expand_as(ratio)
+
+
 def rms(leaves: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
     """Root mean square of the scaled elements of one part, a sample each."""
     squares = [
@@ -108,16 +114,19 @@ def first_step(
     z: State,
     theta: Sequence[Tensor],
     slope: State,
+    together: Tensor | None = None,
 ) -> Tensor:
     """A first step (batch,), signed: Hairer, Norsett and Wanner's rule, for the price of one evaluation.
 
     A trial Euler step measures the second derivative; the step is such that the method's error term is about 1 %.
+    `together` (batch,) makes it one step for those samples, by their mean sizes.
     """
     span = t1 - t0
     scales = [tolerance.scale(leaf.abs()) for leaf in z]
 
     def size(leaves: State) -> Tensor:
-        return Tolerance._largest(field, leaves, scales).to(span.dtype)
+        sizes = Tolerance._largest(field, leaves, scales).to(span.dtype)
+        return sizes if together is None else mean_square(sizes, together)
 
     d0, d1 = size(z), size(slope)
     h0 = torch.where((d0 < 1e-5) | (d1 < 1e-5), 1e-6, 0.01 * d0 / d1)

@@ -56,7 +56,8 @@ class Tape:
         moves = [entry.moves for entry in self.entries]
         sample = torch.cat([everyone[:0], *(everyone if m.rows is None else m.rows for m in moves)])
         number = torch.cat([everyone[:0], *(m.number.long() for m in moves if m.number is not None)])
-        h = torch.cat([z0[0].new_zeros(0, dtype=torch.float64), *(m.h for m in moves)])
+        none = z0[0].new_zeros(0, dtype=torch.float64)
+        h = torch.cat([none, *(m.h for m in moves)])
         took = ((h != 0) & (ok[sample] | rooted)).nonzero().flatten()
         sample, number = sample[took], number[took]
         counts = torch.bincount(sample, minlength=batch)
@@ -74,7 +75,7 @@ class Tape:
                 order, counts = _padded(order, sizes[0]), _padded(counts, sizes[0], value=0)
         rank = rank[sample]
         source = _table(rank, number, took, len(sizes), torch.zeros_like(counts))
-        t, t_next, h = (torch.cat([getattr(m, name) for m in moves])[source] for name in ("t", "t_next", "h"))
+        t, t_next, h = (torch.cat([none, *(getattr(m, name) for m in moves)])[source] for name in ("t", "t_next", "h"))
         moving = torch.arange(len(sizes), device=ok.device)[:, None] < counts
         states, position = self._states(z0)
         held = number % every == 0

@@ -101,6 +101,9 @@ def _ordered(leaves: Sequence[Tensor], order: Tensor | None) -> State:
 
 
 def _placed(whole: Sequence[Tensor], order: Tensor, some: Sequence[Tensor]) -> State:
+    if all(len(order) == len(leaf) for leaf in whole):  # as a rule; and torch.func knows how to map it
+        place = torch.argsort(order)
+        return tuple(leaf.index_select(0, place) for leaf in some)
     return tuple(a.index_copy(0, order, b) for a, b in zip(whole, some, strict=True))
 
 

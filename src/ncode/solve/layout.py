@@ -1,0 +1,78 @@
+"""Memory layout for compiled graphs on CPU: small samples are best kept with the batch last.
+
+A CPU works on eight or sixteen neighbours at once. Where a sample has only a few numbers in each dimension, the
+neighbours worth having are other samples: element by element, the whole batch side by side. So for small samples every
+tensor of the graph that has a row a sample is stored that way (its shape stays what it is), and batched products are
+written as sums, which TorchInductor turns into loops over the batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+SMALL = 512  # numbers in a sample, up to which the batch goes last
+
+_aten = torch.ops.aten
+_VIEWS = {
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten.unsqueeze.default,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+    _aten.expand.default,
+    _aten.permute.default,
+    _aten.transpose.int,
+    _aten.t.default,
+    _aten.select.int,
+    _aten.slice.Tensor,
+    _aten.detach.default,
+    _aten.alias.default,
+}
+
+
+def settle(tensor: Tensor) -> Tensor:
+    """The tensor, stored as a compiled graph wants it."""
+    if not _suits(tensor.device, tuple(tensor.shape)):
+        return tensor
+    return tensor.movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+def rearrange(graph: torch.fx.GraphModule, batch: int) -> None:
+    """Store every tensor of the graph that has a row a sample with the batch last."""
+    from torch._inductor import inductor_prims
+
+    for node in list(graph.graph.nodes):
+        value = node.meta.get("val")
+        if node.op != "call_function" or node.target in _VIEWS or not isinstance(value, Tensor):
+            continue
+        shape = tuple(value.shape)
+        if shape[:1] != (batch,) or not _suits(value.device, shape):
+            continue
+        with graph.graph.inserting_after(node):
+            moved = graph.graph.call_function(inductor_prims.force_stride_order, (node, _strides(shape)))
+        moved.meta = dict(node.meta)
+        node.replace_all_uses_with(moved, delete_user_cb=lambda user, moved=moved: user is not moved)
+    graph.recompile()
+
+
+def _suits(device: torch.device, shape: tuple[int, ...]) -> bool:
+    numbers = 1
+    for size in shape[1:]:
+        numbers *= size
+    return device.type == "cpu" and len(shape) > 1 and shape[0] > 1 and 1 < numbers <= SMALL
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    strides, step = [1] * len(shape), shape[0]
+    for dim in range(len(shape) - 1, 0, -1):
+        strides[dim], step = step, step * shape[dim]
+    return strides
+
+
+def _baddbmm(start: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = _aten.bmm(a, b)
+    return (start if beta == 1 else start * beta) + (product if alpha == 1 else product * alpha)
+
+
+DECOMPOSITIONS = {_aten.baddbmm.default: _baddbmm}
