@@ -70,13 +70,14 @@ def models(t1: float) -> dict[str, ncode.NCODE]:
     def f() -> ncode.dynamics.MLP:
         return ncode.dynamics.MLP(1, hidden=8, time=True)
 
-    def trunk() -> nn.Module:
-        return nn.Sequential(nn.Linear(1, 16), nn.Tanh())
+    def trunk(seen: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(seen, 16), nn.Tanh())
 
+    feedback = ncode.control.Feedback(trunk(2), sees=("x", "t"), scale=1.0)
     return {
         "NODE": ncode.NCODE(f(), ncode.Static(), t1=t1),
-        "open-loop N-CODE": ncode.NCODE(f(), ncode.OpenLoop(trunk(), scale=1.0), t1=t1),
-        "closed-loop N-CODE": ncode.NCODE(f(), ncode.ClosedLoop(ncode.control.Feedback(trunk(), scale=1.0)), t1=t1),
+        "open-loop N-CODE": ncode.NCODE(f(), ncode.OpenLoop(trunk(1), scale=1.0), t1=t1),
+        "closed-loop N-CODE": ncode.NCODE(f(), ncode.ClosedLoop(feedback), t1=t1),
     }
 
 

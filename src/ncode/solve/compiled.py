@@ -55,9 +55,8 @@ class Graph:
         self.strides = [tensor.stride() for tensor in tensors]
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
-            graph = make_fx(flat, decomposition_table=DECOMPOSITIONS if tensors[0].device.type == "cpu" else None)(
-                *tensors
-            )
+            table = DECOMPOSITIONS if tensors[0].device.type == "cpu" else None
+            graph = make_fx(flat, decomposition_table=table)(*tensors)
             _lift(graph, outside)
             rearrange(graph, len(tensors[0]))
             self.call: Any = torch._inductor.compile(graph, [*tensors, *outside])

@@ -7,6 +7,7 @@ So those that take part in step n are the first `size` ones, and nothing is spen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -39,7 +40,7 @@ class Tape:
         kept, z = None, moves.z
         if self.every > 1:
             kept = ((moves.h != 0) & (moves.number % self.every == 0)).nonzero().flatten()
-            z = tuple(leaf.index_select(0, kept) for leaf in z)
+            z = z if len(kept) == len(moves.h) else tuple(leaf.index_select(0, kept) for leaf in z)
         self.entries.append(_Entry(moves._replace(z=(), theta=(), dense=None, slopes=()), kept, z))
 
     def steps(self, ok: Tensor, z0: State, *, rooted: bool, ladder: int | None = None) -> Steps:
@@ -49,8 +50,10 @@ class Tape:
         `ladder` only by that factor: then some samples have no step n, and stand still at their last state.
         """
         batch, every = len(ok), self.every
-        if self._even(batch) and (rooted or bool(ok.all())):
-            return Even([entry.moves._replace(z=entry.z) for entry in self.entries], batch)
+        together = self._together(batch) if rooted or bool(ok.all()) else None
+        if together is not None:
+            moves = [self.entries[attempt].moves._replace(z=self.entries[attempt].z) for attempt in together]
+            return Even(moves, batch, together)
 
         everyone = torch.arange(batch, device=ok.device)
         moves = [entry.moves for entry in self.entries]
@@ -100,11 +103,16 @@ class Tape:
             every,
         )
 
-    def _even(self, batch: int) -> bool:
-        """Whether every attempt moved every sample, so that attempts are steps."""
-        if self.every > 1 or any(e.moves.rows is not None or e.kept is not None for e in self.entries):
-            return False
-        return not self.entries or bool(torch.stack([(e.moves.h != 0).all() for e in self.entries]).all())
+    def _together(self, batch: int) -> list[int] | None:
+        """Which attempts moved samples, if each moved all of them or none: then attempts are steps."""
+        if any(entry.moves.rows is not None for entry in self.entries):
+            return None
+        if not self.entries:
+            return []
+        moved = torch.stack([torch.count_nonzero(entry.moves.h) for entry in self.entries]).tolist()
+        if any(count not in (0, batch) for count in moved):
+            return None
+        return [attempt for attempt, count in enumerate(moved) if count]
 
     def _states(self, z0: State) -> tuple[State, Tensor]:
         """All kept states in one row after the other, z0 last; and where the state of each attempt's row lies."""
@@ -169,10 +177,11 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class Even:
-    """All samples took the same number of steps, and none was refused."""
+    """All samples took the same steps, side by side."""
 
     moves: list[Moves]
     samples: int
+    attempts: Sequence[int]  # which of the attempts they were
     order: None = None
 
     @property
@@ -184,7 +193,8 @@ class Even:
         return torch.full((self.samples,), len(self.moves), device=self.moves[0].h.device if self.moves else None)
 
     def move(self, n: int) -> Moves:
-        source = torch.arange(n * self.samples, (n + 1) * self.samples, device=self.moves[n].h.device)
+        first = self.attempts[n] * self.samples
+        source = torch.arange(first, first + self.samples, device=self.moves[n].h.device)
         return self.moves[n]._replace(source=source)
 
 

@@ -34,7 +34,9 @@ def planned(problem: Problem) -> Even:
     def full(value: float) -> Tensor:
         return torch.full_like(problem.t0, value)
 
-    return Even([Moves(None, full(a), full(b), full(b - a), ()) for a, b in pairwise(times)], problem.batch)
+    return Even(
+        [Moves(None, full(a), full(b), full(b - a), ()) for a, b in pairwise(times)], problem.batch, range(count)
+    )
 
 
 def unroll(problem: Problem, steps: Steps, first: State | None = None) -> Outputs:
