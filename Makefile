@@ -1,8 +1,8 @@
 # One command each, on a machine with Python 3.11+ and make: the first run creates .venv and installs into it.
-# Another interpreter: make test PYTHON=python3.12. More for pytest: make test PYTEST="-n 2 -k order".
+# Another interpreter: make test PYTHON=python3.12. Other options for pytest: make test PYTEST="-k order".
 
 PYTHON ?= python3
-PYTEST ?=
+PYTEST ?= -n 2
 VENV   := .venv
 BIN    := $(VENV)/bin
 

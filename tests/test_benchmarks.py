@@ -43,3 +43,10 @@ def test_every_workload_is_offered():
     printed = bench("--help").stdout
     for file in (ROOT / "benchmarks" / "workloads").glob("[a-z]*.py"):
         assert file.stem.replace("_", "-") in printed
+
+
+def test_the_readme_says_what_the_results_say():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.summary", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

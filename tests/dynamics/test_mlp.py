@@ -1,3 +1,5 @@
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -21,7 +23,7 @@ def test_each_sample_goes_through_a_network_of_its_own(batch, dim, hidden):
     y = f(torch.zeros(batch), x, theta)
     for b in range(batch):
         net, sizes = nn.Sequential(), (dim, *hidden, dim)
-        for layer, (wide, high) in enumerate(zip(sizes, sizes[1:], strict=False), 1):
+        for layer, (wide, high) in enumerate(pairwise(sizes), 1):
             linear = nn.Linear(wide, high)
             linear.weight.data, linear.bias.data = theta[f"weight {layer}"][b], theta[f"bias {layer}"][b]
             net.extend([linear, nn.Tanh()] if layer < len(sizes) - 1 else [linear])
@@ -64,8 +66,8 @@ def test_learned_weights_start_as_those_of_torch_do():
     f = ncode.dynamics.MLP(100, hidden=400, controlled=())
     ours = f.weights.learned
     theirs = nn.Linear(100, 400)
-    assert float(ours["weight 1"].std()) == pytest.approx(float(theirs.weight.std()), rel=0.02)
-    assert float(ours["bias 1"].std()) == pytest.approx(float(theirs.bias.std()), rel=0.15)
+    assert ours["weight 1"].std().item() == pytest.approx(theirs.weight.std().item(), rel=0.02)
+    assert ours["bias 1"].std().item() == pytest.approx(theirs.bias.std().item(), rel=0.15)
 
 
 def test_a_misspelt_tensor_gets_the_nearest_right_one():

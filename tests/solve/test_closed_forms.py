@@ -66,15 +66,13 @@ def test_the_van_der_pol_oscillator_agrees_with_scipy(method):
         def scalar(t, y):
             return [y[1], mu * (1 - y[0] ** 2) * y[1] - y[0]]
 
-        return solve_ivp(
-            scalar, (0, 12), start.numpy(), method="DOP853", rtol=1e-13, atol=1e-13, t_eval=ts.numpy()
-        ).y.T
+        return solve_ivp(scalar, (0, 12), start.numpy(), method="DOP853", rtol=1e-13, atol=1e-13, t_eval=ts.numpy()).y.T
 
     sol = ncode.solve(field, x0, 0.0, 12.0, save_at=ts, method=method, rtol=1e-9, atol=1e-9)
     close(sol.xs, torch.from_numpy(np.stack([reference(start) for start in x0])), rtol=0, atol=2e-5)
 
 
-@pytest.mark.parametrize("dtype, digits", [(torch.float32, 1e-4), (torch.float64, 1e-8)])
+@pytest.mark.parametrize(("dtype", "digits"), [(torch.float32, 1e-4), (torch.float64, 1e-8)])
 def test_single_and_double_precision_keep_their_dtype_and_their_digits(dtype, digits):
     x0 = torch.tensor([[1.0], [2.0]], dtype=dtype)
     seen = set()
@@ -84,7 +82,15 @@ def test_single_and_double_precision_keep_their_dtype_and_their_digits(dtype, di
         return -t[:, None] * x
 
     sol = ncode.solve(
-        field, x0, 0.0, 2.0, save_at=[1.0], dense=True, cost=lambda t, x, theta: x[:, 0], rtol=digits / 10, atol=digits / 10
+        field,
+        x0,
+        0.0,
+        2.0,
+        save_at=[1.0],
+        dense=True,
+        cost=lambda t, x, theta: x[:, 0],
+        rtol=digits / 10,
+        atol=digits / 10,
     )
     assert seen == {dtype}
     assert {sol.x.dtype, sol.xs.dtype, sol.cost.dtype, sol(0.5).dtype} == {dtype}
@@ -225,6 +231,13 @@ def test_fixed_steps_end_exactly_at_t1_wherever_time_begins(t0, dt):
     assert sol.t.item() == t1
     close(sol.xs[:, -1], sol.x)
     assert sol.stats.steps.item() == math.ceil(1 / dt - 1e-6)
+
+
+@pytest.mark.parametrize("gradient", ["discrete", "autograd", "adjoint"])
+def test_an_interval_far_shorter_than_a_fixed_step_is_one_step(gradient):
+    sol = ncode.solve(lambda t, x, theta: -x, double(1.0), 0.0, 1e-30, dt=1.0, method="rk4", gradient=gradient)
+    assert sol.stats.steps.item() == 1
+    close(sol.x, double(1.0))
 
 
 def test_a_fixed_step_longer_than_the_interval_is_cut_to_it():

@@ -9,13 +9,14 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ncode
 from ncode.solve import compiled
 
-from .systems import DOUBLE, GRADIENTS, Everything, close, decay, double, explode, gradients
+from .systems import DOUBLE, Everything, close, decay, double, explode, gradients
 
-every_gradient = pytest.mark.parametrize("gradient", GRADIENTS)
+TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 
 
 @pytest.fixture
@@ -44,8 +45,15 @@ def both(solve, inputs, loss):
     return results
 
 
-@pytest.mark.parametrize("feedback", [True, False])
-@pytest.mark.parametrize("options", [{}, {"dt": 0.13, "method": "rk4"}, {"method": "dopri8"}, {"checkpoint_every": 3}])
+@pytest.mark.parametrize(
+    ("feedback", "options"),
+    [
+        (True, {}),
+        (False, {"dt": 0.13, "method": "rk4"}),
+        (False, {"method": "heun", "rtol": 1e-2}),
+        (False, {"checkpoint_every": 3}),
+    ],
+)
 @pytest.mark.usefixtures("traced")
 def test_compiled_equals_eager_for_everything(feedback, options):
     system = Everything(batch=4, feedback=feedback)
@@ -55,7 +63,7 @@ def test_compiled_equals_eager_for_everything(feedback, options):
     close(fast, eager, rtol=1e-9, atol=1e-11)
 
 
-@every_gradient
+@pytest.mark.parametrize("gradient", ["adjoint", "autograd"])
 @pytest.mark.usefixtures("traced")
 def test_compiled_equals_eager_with_every_gradient(gradient):
     system = Everything(batch=4)
@@ -105,7 +113,9 @@ def test_dense_output_of_a_compiled_solve_is_that_of_an_eager_one():
     x0 = torch.randn(4, 2, dtype=DOUBLE).requires_grad_()
     ts = torch.linspace(0, 2, 9, dtype=DOUBLE)
     eager, fast = both(
-        lambda compile: ncode.solve(lambda t, x, theta: x.cos() * t[:, None], x0, 0.0, 2.0, dense=True, compile=compile),
+        lambda compile: ncode.solve(
+            lambda t, x, theta: x.cos() * t[:, None], x0, 0.0, 2.0, dense=True, compile=compile
+        ),
         {"x0": x0},
         lambda sol: sol(ts).square().sum() + sol.x.sum(),
     )
@@ -151,7 +161,7 @@ def test_a_shape_is_compiled_once(traced):
 def test_fresh_closures_over_fresh_tensors_are_compiled_once_and_use_the_fresh_tensors(traced):
     def use(rate):
         rate = torch.tensor(rate, dtype=DOUBLE, requires_grad=True)
-        sol = ncode.solve(lambda t, x, theta: rate * x, double(1.0), 0.0, 1.0, compile=True, rtol=1e-9, atol=1e-9)
+        sol = ncode.solve(lambda t, x, theta: rate * x, double(1.0), 0.0, 1.0, compile=True, **TIGHT)
         return sol.x.item(), torch.autograd.grad(sol.x.sum(), rate)[0].item()
 
     counts = []
@@ -164,7 +174,14 @@ def test_fresh_closures_over_fresh_tensors_are_compiled_once_and_use_the_fresh_t
 def test_another_tolerance_or_method_is_another_graph(traced):
     """What is part of a graph must be part of what it is recognised by."""
     x0 = double(1.0, 2.0)
-    for options in ({"rtol": 1e-3}, {"rtol": 1e-8}, {"method": "tsit5"}, {"max_steps": 3}, {"pid": ncode.PID(p=0.3)}, {"step": "batch"}):
+    for options in (
+        {"rtol": 1e-3},
+        {"rtol": 1e-8},
+        {"method": "tsit5"},
+        {"max_steps": 3},
+        {"pid": ncode.PID(p=0.3)},
+        {"step": "batch"},
+    ):
         eager, fast = (ncode.solve(decay, x0, 0.0, 5.0, **options, throw=False, compile=c) for c in (False, True))
         close(fast.x, eager.x, equal_nan=True)
         assert torch.equal(fast.stats.steps, eager.stats.steps)
@@ -173,7 +190,9 @@ def test_another_tolerance_or_method_is_another_graph(traced):
 @pytest.mark.usefixtures("traced")
 def test_a_number_caught_in_a_closure_is_heeded_when_it_changes():
     def use(rate):
-        return ncode.solve(lambda t, x, theta: rate * x, double(1.0), 0.0, 1.0, compile=True, rtol=1e-9, atol=1e-9).x.item()
+        return ncode.solve(
+            lambda t, x, theta: rate * x, double(1.0), 0.0, 1.0, compile=True, rtol=1e-9, atol=1e-9
+        ).x.item()
 
     for rate in (-1.0, 0.5, -1.0, True, 2):
         close(use(rate), math.exp(rate), rtol=1e-6)
@@ -188,7 +207,11 @@ def test_train_and_eval_mode_are_heeded():
     net = Net()
     for mode, rate in ((True, -1), (False, 1), (True, -1)):
         net.train(mode)
-        close(ncode.solve(net, double(1.0), 0.0, 1.0, compile=True, rtol=1e-9, atol=1e-9).x.item(), math.exp(rate), rtol=1e-6)
+        close(
+            ncode.solve(net, double(1.0), 0.0, 1.0, compile=True, **TIGHT).x.item(),
+            math.exp(rate),
+            rtol=1e-6,
+        )
 
 
 @pytest.mark.usefixtures("traced")
@@ -246,7 +269,7 @@ def test_a_function_that_knows_itself_can_be_compiled():
         return -x
 
     field.calls = 0
-    close(ncode.solve(field, double(1.0), 0.0, 1.0, compile=True, rtol=1e-9, atol=1e-9).x.item(), math.exp(-1), rtol=1e-6)
+    close(ncode.solve(field, double(1.0), 0.0, 1.0, compile=True, **TIGHT).x.item(), math.exp(-1), rtol=1e-6)
     assert field.calls > 0
 
 
@@ -266,7 +289,7 @@ def test_a_choice_that_depends_on_values_cannot_be_traced_and_is_refused():
     def field(t, x, theta):
         return -x if bool((t > 0.5).any()) else x
 
-    with pytest.raises(Exception, match="(?i)data-dependent|value"):
+    with pytest.raises(Exception, match=r"(?i)data-dependent|value"):
         ncode.solve(field, double(1.0), 0.0, 1.0, compile=True)
 
 
@@ -295,6 +318,19 @@ def test_a_compiled_solve_may_run_under_autocast():
         assert float((got - expected).norm() / expected.norm()) < 0.02
 
 
+@pytest.mark.usefixtures("traced")
+def test_a_compiled_solve_may_stand_inside_of_activation_checkpointing():
+    net = nn.Linear(2, 2, dtype=DOUBLE)
+    x0 = torch.randn(3, 2, dtype=DOUBLE).requires_grad_()
+
+    def block(x):
+        return ncode.solve(lambda t, x, theta: net(x).sin(), x, 0.0, 1.0, compile=True).x.square()
+
+    inputs = [x0, *net.parameters()]
+    values = [block(x0), checkpoint(block, x0, use_reentrant=False)]
+    close(*(torch.autograd.grad(value.sum(), inputs) for value in values))
+
+
 @pytest.mark.parametrize("kind", ["tensor", "parameter"])
 @pytest.mark.usefixtures("traced")
 def test_a_tensor_with_a_row_a_sample_can_be_compiled(kind):
@@ -316,12 +352,24 @@ def test_a_tensor_with_a_row_a_sample_can_be_compiled(kind):
 
 
 def test_a_solve_compiled_by_inductor_equals_an_eager_one():
-    system = Everything(batch=3)
-    eager, fast = both(lambda compile: ncode.solve(**system.arguments(), compile=compile), system.inputs, system.loss)
-    close(fast, eager, rtol=1e-9, atol=1e-11)
-    # And again, with what was compiled, for other values.
-    with torch.no_grad():
-        for parameter in system.inputs.values():
-            parameter.mul_(1.01)
-    eager, fast = both(lambda compile: ncode.solve(**system.arguments(), compile=compile), system.inputs, system.loss)
-    close(fast, eager, rtol=1e-9, atol=1e-11)
+    net = nn.Sequential(nn.Linear(2, 8, dtype=DOUBLE), nn.Tanh(), nn.Linear(8, 2, dtype=DOUBLE))
+    x0, theta = (torch.randn(4, 2, dtype=DOUBLE).requires_grad_() for _ in range(2))
+    inputs = {"x0": x0, "theta": theta, **dict(net.named_parameters())}
+
+    def solve(compile):
+        return ncode.solve(
+            lambda t, x, theta: net(x) * theta + t[:, None],
+            x0,
+            0.0,
+            1.0,
+            theta=theta,
+            cost=lambda t, x, theta: x.square().sum(1),
+            compile=compile,
+        )
+
+    for _ in range(2):  # the second time with what was compiled, for other values
+        eager, fast = both(solve, inputs, lambda sol: sol.x.sin().sum() + sol.cost.sum())
+        close(fast, eager, rtol=1e-9, atol=1e-11)
+        with torch.no_grad():
+            for tensor in inputs.values():
+                tensor.mul_(1.1)

@@ -140,16 +140,24 @@ def test_terminal_running_and_saved_losses_add_up(gradient):
 @every_gradient
 def test_a_running_cost_equals_a_saved_loss_on_a_fine_grid(gradient):
     x0 = double(0.9).requires_grad_()
-    ts = torch.linspace(0, 1, 401, dtype=DOUBLE)
+    ts = torch.linspace(0, 1, 51, dtype=DOUBLE)
     sol = ncode.solve(
-        decay, x0, 0.0, 1.0, cost=lambda t, x, theta: x[:, 0].square(), save_at=ts, gradient=gradient, method="dopri8", **TIGHT
+        decay,
+        x0,
+        0.0,
+        1.0,
+        cost=lambda t, x, theta: x[:, 0].square(),
+        save_at=ts,
+        gradient=gradient,
+        method="dopri8",
+        **TIGHT,
     )
     integral = torch.trapezoid(sol.xs[..., 0].square(), ts, dim=1)
-    close(sol.cost, integral, rtol=1e-5)
+    close(sol.cost, integral, rtol=1e-3)
     close(
         torch.autograd.grad(sol.cost.sum(), x0, retain_graph=True)[0],
         torch.autograd.grad(integral.sum(), x0)[0],
-        rtol=1e-5,
+        rtol=1e-3,
     )
 
 
@@ -172,10 +180,10 @@ def test_the_cost_of_a_failed_sample_is_nan():
         1.0,
         cost=lambda t, x, theta: x[:, 0],
         throw=False,
-        **TIGHT,
+        rtol=1e-6,
     )
     assert sol.cost.isnan().tolist() == [True, False]
-    close(sol.cost[1].item(), -math.log(0.9), rtol=1e-7)
+    close(sol.cost[1].item(), -math.log(0.9), rtol=1e-5)
 
 
 def test_a_cost_that_is_not_finite_fails_its_sample():

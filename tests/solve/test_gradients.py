@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import ncode
 
@@ -352,7 +353,7 @@ def test_a_computed_tensor_may_retain_its_gradient(gradient):
 
 
 @pytest.mark.parametrize("gradient", ["discrete", "autograd"])
-@pytest.mark.parametrize("method, dt", [("dopri5", None), ("tsit5", None), ("dopri8", None), ("rk4", 0.1)])
+@pytest.mark.parametrize(("method", "dt"), [("dopri5", None), ("tsit5", None), ("dopri8", None), ("rk4", 0.1)])
 def test_dense_output_has_the_right_gradient(gradient, method, dt):
     """With respect to x0, a weight, both ends of the interval and the time that is asked for."""
     x0 = double(1.0, 2.0).requires_grad_()
@@ -361,7 +362,16 @@ def test_dense_output_has_the_right_gradient(gradient, method, dt):
     t1 = torch.tensor(2.0, dtype=DOUBLE, requires_grad=True)
     t = torch.tensor([0.7, 1.4], dtype=DOUBLE, requires_grad=True)
     sol = ncode.solve(
-        lambda t, x, theta: w * x, x0, t0, t1, dense=True, method=method, dt=dt, rtol=1e-10, atol=1e-10, gradient=gradient
+        lambda t, x, theta: w * x,
+        x0,
+        t0,
+        t1,
+        dense=True,
+        method=method,
+        dt=dt,
+        rtol=1e-10,
+        atol=1e-10,
+        gradient=gradient,
     )
     values = sol(t)
     got = torch.autograd.grad(values.sum(), [x0, w, t0, t1, t])
@@ -449,6 +459,56 @@ def test_the_adjoint_names_the_samples_that_cannot_be_solved_backward():
         sol.x.sum().backward()
     assert caught.value.samples
     assert all(status is not ncode.Status.OK for status in caught.value.statuses)
+
+
+@every_gradient
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_solve_may_stand_inside_of_activation_checkpointing(gradient, reentrant):
+    net = nn.Linear(2, 2, dtype=DOUBLE)
+    x0 = torch.randn(3, 2, dtype=DOUBLE).requires_grad_()
+
+    def block(x):
+        scale = net(x).sum()  # computed inside, and caught in a closure
+        return ncode.solve(lambda t, x, theta: scale * net(x).sin(), x, 0.0, 1.0, theta=x, gradient=gradient).x
+
+    def grads(y):
+        y.square().sum().backward()
+        found = [leaf.grad for leaf in (x0, net.weight, net.bias)]
+        for leaf in (x0, net.weight, net.bias):
+            leaf.grad = None
+        return found
+
+    close(grads(checkpoint(block, x0, use_reentrant=reentrant)), grads(block(x0)))
+
+
+@every_gradient
+def test_saved_tensors_may_be_packed_away(gradient):
+    """As torch.autograd.graph.save_on_cpu does: what comes back is another tensor of the same value."""
+    net = nn.Linear(2, 2, dtype=DOUBLE)
+    x0 = torch.randn(3, 2, dtype=DOUBLE).requires_grad_()
+    grads = []
+    for pack in (lambda tensor: tensor, lambda tensor: tensor.detach().clone()):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed):
+            sol = ncode.solve(lambda t, x, theta: net(x).sin(), x0, 0.0, 1.0, gradient=gradient)
+        grads.append(torch.autograd.grad(sol.x.square().sum(), [x0, *net.parameters()]))
+    close(*grads)
+
+
+@every_gradient
+def test_deterministic_algorithms_and_anomaly_detection_do_no_harm(gradient):
+    system = Everything()
+
+    def grads():
+        return gradients(system.loss(ncode.solve(**system.arguments(), gradient=gradient)), system.inputs)
+
+    plain = grads()
+    torch.use_deterministic_algorithms(True)
+    try:
+        close(grads(), plain)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with pytest.warns(UserWarning, match="Anomaly Detection"), torch.autograd.detect_anomaly():
+        close(grads(), plain)
 
 
 @every_gradient

@@ -211,15 +211,21 @@ def test_a_time_that_was_not_solved_is_refused():
 
 
 @pytest.mark.parametrize(
-    "given, nearest", [("dopri55", "dopri5"), ("rk45", "rk4"), ("Tsit5", "tsit5"), ("eueler", "euler"), ("dopri_8", "dopri8")]
+    ("given", "nearest"),
+    [("dopri55", "dopri5"), ("rk45", "rk4"), ("Tsit5", "tsit5"), ("eueler", "euler"), ("dopri_8", "dopri8")],
 )
 def test_an_unknown_method_gets_the_nearest(given, nearest):
     refused(f'did you mean "{nearest}"?', given, "bosh3", method=given, field=untouched)
 
 
 @pytest.mark.parametrize(
-    "name, given, nearest",
-    [("gradient", "discreet", "discrete"), ("gradient", "adjont", "adjoint"), ("step", "samples", "sample"), ("step", "Batch", "batch")],
+    ("name", "given", "nearest"),
+    [
+        ("gradient", "discreet", "discrete"),
+        ("gradient", "adjont", "adjoint"),
+        ("step", "samples", "sample"),
+        ("step", "Batch", "batch"),
+    ],
 )
 def test_an_unknown_name_gets_the_nearest(name, given, nearest):
     refused(f"unknown {name}", f'did you mean "{nearest}"?', field=untouched, **{name: given})

@@ -93,7 +93,7 @@ def uneven(end, every):
     return int(sol.stats.steps.sum()), meter.peak
 
 
-@pytest.mark.parametrize("every, most", [(1, 3.0), (10, 0.4)])
+@pytest.mark.parametrize(("every", "most"), [(1, 3.0), (10, 0.4)])
 def test_discrete_holds_a_few_states_a_step_where_samples_differ(every, most):
     (few, low), (many, high) = uneven(3.0, every), uneven(12.0, every)
     assert many > 2 * few

@@ -20,14 +20,18 @@ from ncode.solve import METHODS
 
 from .systems import ADAPTIVE, DOUBLE, GRADIENTS, close, column
 
+Time = Float[Tensor, " batch"]
+State = Float[Tensor, "batch *rest"]
 small = st.integers(1, 3)
 shapes = st.lists(small, max_size=3).map(tuple)
 times = st.floats(-3.0, 3.0)
 trees = st.recursive(
     shapes,
-    lambda inner: st.lists(inner, min_size=1, max_size=2)
-    | st.tuples(inner, inner)
-    | st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=2),
+    lambda inner: (
+        st.lists(inner, min_size=1, max_size=2)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.sampled_from("abc"), inner, min_size=1, max_size=2)
+    ),
     max_leaves=4,
 )
 
@@ -91,7 +95,9 @@ def cases(draw: st.DrawFn, *, own_times: bool = True) -> Case:
     if count is not None:
         inside = torch.tensor(sorted(draw(st.lists(st.floats(0, 1), min_size=count, max_size=count))), dtype=DOUBLE)
         begin, end = (torch.as_tensor(t, dtype=DOUBLE)[..., None] for t in (t0, t1))
-        save_at = torch.minimum(torch.maximum(begin + (end - begin) * inside, torch.minimum(begin, end)), torch.maximum(begin, end))
+        save_at = torch.minimum(
+            torch.maximum(begin + (end - begin) * inside, torch.minimum(begin, end)), torch.maximum(begin, end)
+        )
     arguments = {
         "dynamics": field,
         "x0": torch.randn(batch, *shape, generator=generator, dtype=dtype),
@@ -204,9 +210,28 @@ anything = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True),
     st.text(max_size=6),
     st.lists(st.floats(-1, 1), max_size=3),
-    st.sampled_from([torch.tensor(1.0), torch.ones(2), torch.ones(2, 2), torch.tensor([math.nan, 1.0]), torch.tensor(1j), object()]),
+    st.sampled_from(
+        [torch.tensor(1.0), torch.ones(2), torch.ones(2, 2), torch.tensor([math.nan, 1.0]), torch.tensor(1j), object()]
+    ),
 )
-ARGUMENTS = ("dynamics", "x0", "t0", "t1", "theta", "feedback", "cost", "save_at", "method", "rtol", "atol", "dt", "step", "gradient", "max_steps", "checkpoint_every")  # fmt: skip
+ARGUMENTS = [
+    "dynamics",
+    "x0",
+    "t0",
+    "t1",
+    "theta",
+    "feedback",
+    "cost",
+    "save_at",
+    "method",
+    "rtol",
+    "atol",
+    "dt",
+    "step",
+    "gradient",
+    "max_steps",
+    "checkpoint_every",
+]
 
 
 @given(st.dictionaries(st.sampled_from(ARGUMENTS), anything, min_size=1, max_size=3))
@@ -214,11 +239,10 @@ ARGUMENTS = ("dynamics", "x0", "t0", "t1", "theta", "feedback", "cost", "save_at
 def test_nonsense_gets_an_error_of_our_own_or_a_solution(nonsense):
     arguments = {"dynamics": field, "x0": torch.ones(2, 2), "t0": 0.0, "t1": 1.0, "max_steps": 100, **nonsense}
     try:
-        sol = ncode.solve(**arguments)
-    except (InputError, SolveError) as error:
-        assert len(str(error)) > 10
-    else:
-        assert sol.x.shape == arguments["x0"].shape
+        shape = ncode.solve(**arguments).x.shape
+    except (InputError, SolveError):
+        return
+    assert shape == arguments["x0"].shape
 
 
 RATHER_BAD = {
@@ -261,12 +285,12 @@ def test_the_shapes_hold_under_a_runtime_type_checker(case):
     batch = case.batch
 
     @jaxtyped(typechecker=beartype)
-    def checked(t: Float[Tensor, " batch"], x: Float[Tensor, "batch *rest"], theta: Any) -> Float[Tensor, "batch *rest"]:
+    def checked(t: Time, x: State, theta: Any) -> State:
         assert len(t) <= batch
         return field(t, x, theta)
 
     @jaxtyped(typechecker=beartype)
-    def checked_cost(t: Float[Tensor, " batch"], x: Float[Tensor, "batch *rest"], theta: Any) -> Float[Tensor, " batch"]:
+    def checked_cost(t: Time, x: State, theta: Any) -> Time:
         return cost(t, x, theta)
 
     ncode.solve(**{**case.arguments, "dynamics": checked, "cost": checked_cost})

@@ -50,8 +50,8 @@ def test_nfe_is_the_number_of_calls_whatever_the_gradient(gradient, method, save
     assert sol.stats.nfe.item() == field.calls
 
 
-@pytest.mark.parametrize("gradient, every", [("discrete", 1), ("discrete", 3), ("adjoint", 1)])
-@pytest.mark.parametrize("method, dt", [("heun", None), ("dopri5", None), ("dopri8", None), ("rk4", 0.1)])
+@pytest.mark.parametrize(("gradient", "every"), [("discrete", 1), ("discrete", 3), ("adjoint", 1)])
+@pytest.mark.parametrize(("method", "dt"), [("heun", None), ("dopri5", None), ("dopri8", None), ("rk4", 0.1)])
 @pytest.mark.parametrize("saved", [None, [0.25, 0.5], [0.0, 1.0]])
 def test_nfe_backward_is_the_number_of_calls_of_backward(gradient, method, dt, saved, every):
     field = Counted(lambda t, x, theta: wobble(t, x, theta) + theta)
@@ -75,6 +75,27 @@ def test_nfe_backward_is_the_number_of_calls_of_backward(gradient, method, dt, s
     loss = sol.x.sum() if saved is None else sol.x.sum() + sol.xs.sum()
     loss.backward()
     assert sol.stats.nfe_backward.item() == field.calls > 0
+
+
+@pytest.mark.parametrize(("method", "stages"), [("heun", 2), ("bosh3", 3), ("dopri5", 6), ("tsit5", 6), ("dopri8", 12)])
+def test_the_last_slope_of_a_step_is_the_first_of_the_next(method, stages):
+    """And a refused step keeps its first slope: every attempt costs as many evaluations as the method advances with."""
+    stats = ncode.solve(wobble, double(0.5), 0.0, 1.0, method=method, rtol=1e-2, atol=1e-2).stats
+    begin = 2  # one to look at the start, one to choose the first step
+    assert stats.nfe.item() == begin + stages * (stats.steps + stats.rejected).item()
+
+
+@pytest.mark.parametrize("speed", [1e-6, 1e-3, 1e3, 1e6])
+@pytest.mark.parametrize("method", ["bosh3", "dopri5", "dopri8"])
+def test_the_first_step_follows_the_speed_of_the_system(speed, method):
+    """The same flow in other units of time takes the same steps."""
+
+    def run(speed):
+        x0 = double(1.0, 30.0)
+        return ncode.solve(lambda t, x, theta: -speed * x, x0, 0.0, 5 / speed, method=method).stats
+
+    assert run(speed).steps.tolist() == pytest.approx(run(1.0).steps.tolist(), abs=1)
+    assert run(speed).rejected.max() <= 1
 
 
 def test_counts_of_a_sample_in_a_batch_are_those_of_its_own_solve():
@@ -107,7 +128,11 @@ def test_rejected_steps_continue_at_the_same_place():
     assert ends[-1].item() == 1.0
     assert torch.equal(begins[1:], ends[:-1])
     assert int((begins != ends).sum()) == sol.stats.steps.item()
-    assert 0.0 <= min(times)
+    states = sol.dense.states[0][:, 0]
+    refused = (begins == ends).nonzero().flatten()
+    assert len(refused) == sol.stats.rejected.item()
+    assert torch.equal(states[refused + 1], states[refused]), "the state of a refused step is the one before it"
+    assert min(times) >= 0.0
     assert max(times) <= 1.0
 
 
@@ -249,7 +274,12 @@ def test_an_error_names_samples_times_and_reasons(gradient, dt):
     t1 = torch.tensor([1.0, 1.0, 1.0, 1.0])
     with pytest.raises(SolveError) as caught:
         ncode.solve(
-            lambda t, x, theta: torch.where(x > 5, torch.nan, x), double(1.0, 4.0, 0.1, 6.0), 0.0, t1, gradient=gradient, dt=dt
+            lambda t, x, theta: torch.where(x > 5, torch.nan, x),
+            double(1.0, 4.0, 0.1, 6.0),
+            0.0,
+            t1,
+            gradient=gradient,
+            dt=dt,
         )
     error = caught.value
     assert error.samples == [1, 3]

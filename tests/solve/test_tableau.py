@@ -81,9 +81,7 @@ def test_rows_of_a_sum_to_c(name):
 def test_a_stage_uses_only_slopes_before_it(name):
     tableau = METHODS[name]
     assert [len(row) for row in tableau.a] == list(range(tableau.stages))
-    assert [len(row) for row in tableau.extra_a] == [
-        tableau.stages + 1 + i for i in range(len(tableau.extra_a))
-    ]
+    assert [len(row) for row in tableau.extra_a] == [tableau.stages + 1 + i for i in range(len(tableau.extra_a))]
 
 
 @every_method
@@ -110,7 +108,7 @@ def test_error_weights_are_the_difference_of_two_methods(name):
 
 
 def test_the_two_estimates_of_dopri8_combine_to_its_error_order():
-    assert 2 * (5 + 1) - (3 + 1) == METHODS["dopri8"].error_order + 1
+    assert METHODS["dopri8"].error_order + 1 == 2 * (5 + 1) - (3 + 1)
 
 
 @every_method
@@ -198,9 +196,7 @@ def test_the_observed_order_is_the_method_s(name, system, where):
         starts = torch.arange(n, dtype=DOUBLE)[:, None]
         ts = (starts + torch.tensor(places, dtype=DOUBLE)).flatten() * (2 / n)
         called = where == "called between steps"
-        sol = ncode.solve(
-            field, x0, 0.0, 2.0, method=name, dt=2 / n, dense=called, save_at=None if called else ts
-        )
+        sol = ncode.solve(field, x0, 0.0, 2.0, method=name, dt=2 / n, dense=called, save_at=None if called else ts)
         errors.append(float(((sol(ts) if called else sol.xs) - exactly(exact, ts, x0)).abs().max()))
     assert observed_order(errors, steps) == pytest.approx(METHODS[name].order, abs=0.2), errors
 
@@ -224,8 +220,7 @@ def test_the_number_of_steps_grows_with_the_tolerance_as_the_order_of_the_error_
     tolerances = (1e-4, 1e-6) if order < 4 else (1e-8, 1e-12)
     x0 = torch.tensor(SYSTEMS["autonomous"][2][:1], dtype=DOUBLE)
     counts = [
-        float(ncode.solve(autonomous, x0, 0.0, 5.0, method=name, rtol=0.0, atol=a).stats.steps)
-        for a in tolerances
+        float(ncode.solve(autonomous, x0, 0.0, 5.0, method=name, rtol=0.0, atol=a).stats.steps) for a in tolerances
     ]
     observed = np.log(tolerances[0] / tolerances[1]) / np.log(counts[1] / counts[0])
     assert observed == pytest.approx(order, rel=0.2)

@@ -37,7 +37,6 @@ from .tracing import traceable
 from .wiring import Once, Velocity, carry, cast, control, feedback, speed, spread, velocity
 
 
-@register
 class NCODE(nn.Module):
     """A neurally controlled ODE: dx/dt = f(t, x, theta), with theta set, and maybe driven, by a controller.
 
@@ -280,10 +279,11 @@ class NCODE(nn.Module):
         return Task(x0, state, theta is not None, settings, **more)
 
     def _solve(self, task: Task) -> Solution:
+        return traceable(self._find)(task)
+
+    def _find(self, task: Task) -> Solution:
         way = shortcut(self.dynamics, self.controller, task)
-        if way is None:
-            return traceable(self._integrate)(task)
-        return traceable(self._follow)(way, task)
+        return self._integrate(task) if way is None else self._follow(way, task)
 
     def _follow(self, way: Callable[[], Reached], task: Task) -> Solution:
         """By a shortcut."""
@@ -315,3 +315,6 @@ class NCODE(nn.Module):
             **settings.solver(),
         )
         return named(solution, theta_at, self.controller.motion, task) if task.whole else solution
+
+
+register(NCODE, name="ncode.NCODE")

@@ -31,11 +31,12 @@ _OWN: tuple[type, ...] = (
 _known: dict[str, Callable[..., Any]] = {f"ncode.{cls.__name__}": cls for cls in _OWN}
 
 
-def register(thing: _Any) -> _Any:
+def register(thing: _Any, *, name: str | None = None) -> _Any:
     """Make a module class or a function of your own known by its name, so that blocks with it can be saved and loaded.
 
     A class must have a method `config()` that returns the arguments which build the object again, as ncode's own
-    classes do; a class without arguments needs none. Use it as a decorator, before saving and before loading.
+    classes do; a class without arguments needs none. Use it as a decorator, before saving and before loading. A name
+    other than the thing's own can be given.
 
     >>> import torch, ncode
     >>> @ncode.register
@@ -45,7 +46,7 @@ def register(thing: _Any) -> _Any:
     ...     def config(self):
     ...         return {"width": self[0].out_features}
     """
-    name = thing.__name__
+    name = thing.__name__ if name is None else name
     if name == "<lambda>" or not callable(thing):
         raise InputError(f"register takes a class or a function with a name; given {thing!r}")
     if name in _known and _known[name].__qualname__ != thing.__qualname__:

@@ -51,7 +51,7 @@ class MLP(VectorField):
     ):
         super().__init__()
         self.dim, self.out = count("dim", dim), count("out", dim if out is None else out)
-        self.hidden = tuple(count("hidden", units) for units in ([hidden] if isinstance(hidden, int) else hidden))
+        self.hidden = tuple(count("hidden", units) for units in (hidden if isinstance(hidden, Sequence) else [hidden]))
         self.activation = choose("activation", activation, ACTIVATIONS)
         self.time, self.context = bool(time), count("context", context, low=0)
         sizes = (self.dim + self.context + self.time, *self.hidden, self.out)

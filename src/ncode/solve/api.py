@@ -164,7 +164,7 @@ def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every
         touched = look(problem, train=torch.is_grad_enabled())
     trained = touched.trained
     _refuse_mapped((*trained, *touched.others))
-    rows = (*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,)))
+    rows = problem.rows
     grad = unrolled or (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in (*problem.z0, *rows, *trained)))
     if not unrolled and any(dual(leaf) for leaf in (*problem.z0, *rows, *trained, *touched.others)):
         raise InputError(f'gradient="{gradient}" has no forward mode: use gradient="autograd"')

@@ -8,6 +8,7 @@ are fixed when they are first compiled; tensors are not.
 
 from __future__ import annotations
 
+import contextlib
 import types
 import warnings
 import weakref
@@ -193,14 +194,20 @@ def identity(step: Step) -> Hashable:
     return functions, str(field.spec), field.dtype, step.tableau.name, step.estimate, step.dense, step.slopes
 
 
-def _identity(function: Any) -> Hashable:
+def _identity(function: Any, within: tuple[int, ...] = ()) -> Hashable:
     """Equal for functions that do the same with the same things: a fresh lambda is nothing new."""
+    if id(function) in within:
+        return "itself", within.index(id(function))
+    inside = (*within, id(function))
     if isinstance(function, types.FunctionType):
-        caught = tuple(cell.cell_contents for cell in function.__closure__ or ())
-        inner = tuple(map(_identity, (*caught, *(function.__defaults__ or ()))))
+        caught = []
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a variable that is bound later
+                caught.append(cell.cell_contents)
+        inner = tuple(_identity(value, inside) for value in (*caught, *(function.__defaults__ or ())))
         return function.__code__, inner, id(function.__globals__)
     if isinstance(function, types.MethodType):
-        return function.__func__.__code__, _identity(function.__self__)
+        return function.__func__.__code__, _identity(function.__self__, inside)
     if isinstance(function, nn.Module):
         return id(function), tuple(module.training for module in function.modules())
     if isinstance(function, Tensor):

@@ -41,7 +41,6 @@ class Discrete:
     stats: Stats
     ambient: Ambient
     graphs: dict[Hashable, Graph] = field(default_factory=dict)
-    outside: tuple[Tensor, ...] | None = None
 
     def pull(self, wanted: Sequence[bool], trained: Sequence[Tensor], grads: Outputs) -> Pulled:
         """Gradients for z0, for the wanted rows and for the trained tensors, from those of the outputs."""
@@ -66,12 +65,14 @@ class Discrete:
     def call(self, back: StepBack, tensors: list[Tensor]) -> Pulled:
         """Pull through one step, compiled or not."""
         if self.compile:
-            outside = self.outside or (*back.trained, *self.touched.others)
-            self.outside = outside  # one object for the whole walk
+            outside = self.touched.outside
             place = len(tensors[0]), back.saved, back.powers
             if place not in self.graphs:
                 field, carried = self.problem.field, back.carried
-                self.graphs[place] = graph_of(back.key, field, back, tensors, outside, carried)
+                # The same field may be asked for gradients of other tensors the next time.
+                numbers = {id(tensor): i for i, tensor in enumerate(outside)}
+                key = back.key, tuple(numbers[id(tensor)] for tensor in self.touched.trained)
+                self.graphs[place] = graph_of(key, field, back, tensors, outside, carried)
             found = self.graphs[place](tensors, outside)
         else:
             found = back(*tensors)
@@ -93,7 +94,7 @@ class _Pull:
     ):
         self.solve, self.steps, self.wanted, self.trained = solve, steps, wanted, trained
         problem = solve.problem
-        rows = [*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,))]
+        rows: Sequence[Tensor] = problem.rows
         if solve.compile:
             rows, adjoint = [settle(leaf.detach()) for leaf in rows], [settle(leaf) for leaf in adjoint]
         self.rows = [self._ordered(leaf.detach()) for leaf in rows]

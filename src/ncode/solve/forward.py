@@ -66,7 +66,7 @@ def run(
     saver = Saver(problem.ts.detach(), t0, shown) if problem.ts is not None else None
     dense = DenseTape() if problem.dense else None
     march = integrate(
-        Compiled(attempt, (*touched.trained, *touched.others)) if compile else attempt,
+        Compiled(attempt, touched.outside) if compile else attempt,
         march,
         t1,
         theta,

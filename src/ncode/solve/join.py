@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from .ambient import undisturbed
+from .once import once
 from .problem import Problem
-from .status import InputError
+
+_SECOND = 'a second derivative of a solve was asked for, and only gradient="autograd" has one'
 
 Leaves = tuple[Any, ...]  # tensors, or None where there is no gradient
 
@@ -49,7 +51,8 @@ class _Join(torch.autograd.Function):
         parts = Outputs(*(tuple(next(given) for _ in range(length)) for length in ctx.lengths))
         needs = ctx.needs_input_grad[4:]
         first, last = ctx.count, ctx.count + ctx.rows
-        job, trained = ctx.job, ctx.saved_tensors[last:]
+        job, saved = ctx.job, ctx.saved_tensors  # once: under activation checkpointing they are computed for the asking
+        trained = saved[last:]
         if not torch._C._autograd._get_current_graph_task_keep_graph():  # pyright: ignore[reportAttributeAccessIssue]
             ctx.job = None  # as torch lets go of saved tensors, though a solution may live on
         with torch.no_grad(), undisturbed(trained):
@@ -60,31 +63,11 @@ class _Join(torch.autograd.Function):
             *(next(found) if need else None for need in needs[first:last]),
             *rest,
         )
-        if torch.is_grad_enabled():  # somebody means to differentiate again
-            got = _once((*ctx.saved_tensors, *(grad for grad in grads if grad is not None)), got)
-        return None, None, None, None, *got
-
-
-class _Once(torch.autograd.Function):
-    """Gradients that cannot be differentiated again, and say so to those who try."""
-
-    @staticmethod
-    def forward(ctx: Any, count: int, *tensors: Tensor) -> Any:
-        return tuple(grad.view_as(grad) for grad in tensors[count:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise InputError('a second derivative of a solve was asked for, and only gradient="autograd" has one')
-
-
-def _once(inputs: Sequence[Tensor], grads: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """The gradients, tied to all that they depend on."""
-    marked = iter(_Once.apply(len(inputs), *inputs, *(grad for grad in grads if grad is not None)))
-    return tuple(None if grad is None else next(marked) for grad in grads)
+        return None, None, None, None, *once(_SECOND, (*saved, *grads), got)
 
 
 def join(job: Job, problem: Problem, trained: Sequence[Tensor], outputs: Outputs) -> Outputs:
     """The outputs as differentiable functions of everything that the solve touched."""
-    rows = [*problem.theta, problem.t0, problem.t1, *(() if problem.ts is None else (problem.ts,))]
+    rows = problem.rows
     flat = iter(_Join.apply(job, outputs, len(problem.z0), len(rows), *problem.z0, *rows, *trained))
     return Outputs(*(tuple(next(flat) for _ in part) for part in outputs))

@@ -51,6 +51,11 @@ class Problem:
         return len(self.t0)
 
     @property
+    def rows(self) -> tuple[Tensor, ...]:
+        """Inputs of which every sample has a row of its own: the constant control, t0, t1 and saved times."""
+        return (*self.theta, self.t0, self.t1, *(() if self.ts is None else (self.ts,)))
+
+    @property
     def fixed_count(self) -> int | None:
         """The number of steps, where it is known without looking at a tensor."""
         needed = self._fixed_needed

@@ -146,4 +146,4 @@ def first_step(
 
 def fixed_steps(span: float, dt: float) -> int:
     """How many steps of size dt cover the span, forgiving rounding in their ratio."""
-    return max(math.ceil(abs(span) / dt * (1 - 1e-12) - 1e-9), 0)
+    return max(math.ceil(abs(span) / dt * (1 - 1e-12) - 1e-9), int(span != 0))

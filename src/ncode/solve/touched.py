@@ -28,6 +28,7 @@ class Touched(NamedTuple):
     slope: State
     trained: tuple[Tensor, ...]  # those that want a gradient
     others: tuple[Tensor, ...]
+    outside: tuple[Tensor, ...]  # both, in the order in which the field uses them, whoever wants a gradient
 
     def has_rows(self, batch: int) -> bool:
         """Whether something caught in a closure may belong to samples, so that samples must stay where they are."""
@@ -69,7 +70,8 @@ def touch(
         seen = _Seen((t, *z, *theta))
         with seen:
             slope = field(t, z, theta)
-        return Touched(slope, (), tuple(seen.outside.values()))
+        others = tuple(seen.outside.values())
+        return Touched(slope, (), others, others)
 
     # Stand-ins for the arguments: what leads to them is not outside.
     z = tuple(leaf.detach().requires_grad_() for leaf in z)
@@ -88,7 +90,9 @@ def touch(
             known.add(id(tensor))
             trained.append(tensor)
     others = [tensor for tensor in seen.outside.values() if not tensor.requires_grad]
-    return Touched(tuple(leaf.detach() for leaf in slope), tuple(trained), tuple(others))
+    late = [tensor for tensor in trained if id(tensor) not in seen.outside]
+    outside = (*seen.outside.values(), *late)
+    return Touched(tuple(leaf.detach() for leaf in slope), tuple(trained), tuple(others), outside)
 
 
 def _leaves(slope: State, trained: Sequence[Tensor], start: Any) -> Iterator[Tensor]:
