@@ -34,8 +34,8 @@ def test_the_jacobian_norm_is_right_on_average(noise):
     w = torch.randn(3, 3, dtype=DOUBLE)
     block = ncode.NCODE(ncode.dynamics.Function(lambda t, x, theta: x @ w.T))
     x = torch.randn(2, 3, dtype=DOUBLE)
-    cost = block.solve(x, cost=JacobianNorm(samples=4000, noise=noise)).cost
-    torch.testing.assert_close(cost, w.square().sum().expand(2), rtol=0.1, atol=0.0)
+    cost = block.solve(x, cost=JacobianNorm(samples=1000, noise=noise)).cost
+    torch.testing.assert_close(cost, w.square().sum().expand(2), rtol=0.2, atol=0.0)
 
 
 def test_noise_is_drawn_once_a_solve_and_follows_the_seed():

@@ -35,6 +35,13 @@ def test_an_exported_block_takes_batches_of_any_size(name):
     torch.testing.assert_close(program.module()(x), block(x))
 
 
+@pytest.mark.parametrize("options", [{}, {"dt": 0.5}])
+def test_a_block_that_chooses_its_steps_says_what_it_needs(options):
+    block = ncode.NCODE(ncode.dynamics.Linear(2), **options)
+    with pytest.raises(ncode.InputError, match="steps are known beforehand"):
+        torch.export.export(block, (torch.randn(3, 2),), strict=False)
+
+
 def convolutional():
     gamma = nn.Sequential(
         nn.Conv2d(3, 4, 3, stride=2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5), nn.Tanh()

@@ -107,6 +107,39 @@ def test_a_block_whose_solver_compiles_knows_its_graphs_again():
     assert known[0] == known[1] == known[2]
 
 
+@pytest.mark.parametrize("name", FAMILY)
+def test_torch_func_gives_gradients_and_those_of_each_sample(name):
+    block, x = block_of(name, method="rk4", dt=0.5, gradient="autograd").double(), torch.randn(3, 2).double()
+    parameters = {key: value.detach() for key, value in block.named_parameters()}
+
+    def loss(parameters, x):
+        return torch.func.functional_call(block, parameters, (x,)).square().sum()
+
+    whole = torch.func.grad(loss)(parameters, x)
+    each = torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, x[:, None])
+    block(x).square().sum().backward()
+    for key, value in block.named_parameters():
+        torch.testing.assert_close(whole[key], value.grad)
+        torch.testing.assert_close(each[key].sum(0), value.grad)
+
+
+@pytest.mark.parametrize("name", ["NODE", "closed-loop N-CODE", "data-controlled NODE"])
+def test_replaced_parameters_do_not_lose_their_gradient_in_silence(name):
+    block, x = block_of(name), torch.randn(3, 2)
+    parameters = {key: value.detach().clone().requires_grad_() for key, value in block.named_parameters()}
+    with pytest.raises(ncode.InputError, match='use gradient="autograd"'):
+        torch.func.functional_call(block, parameters, (x,))
+
+
+def test_gamma_may_be_replaced_for_a_call():
+    block, x = block_of("open-loop N-CODE"), torch.randn(3, 2)
+    parameters = {key: value.detach().clone().requires_grad_() for key, value in block.named_parameters()}
+    torch.func.functional_call(block, parameters, (x,)).sum().backward()
+    block(x).sum().backward()
+    for key, value in block.named_parameters():
+        torch.testing.assert_close(parameters[key].grad, value.grad)
+
+
 def _work(rank, world, port, x, y, state, queue):
     torch.manual_seed(0)
     torch.set_num_threads(1)

@@ -37,6 +37,12 @@ def test_a_trajectory_may_have_times_of_each_samples_own_beyond_t1():
         torch.testing.assert_close(together[b : b + 1], block.trajectory(x[b : b + 1], ts[b]), atol=1e-4, rtol=1e-4)
 
 
+def test_times_may_be_a_list_and_are_not_rounded():
+    block, x = open_loop(t1=0.3).double(), torch.randn(2, 2, dtype=torch.float64)
+    assert block.solve(x, save_at=[0.1, 0.3]).ts.tolist() == [[0.1, 0.3]] * 2
+    assert block.trajectory(x, [0.1, 0.3]).shape == (2, 2, 2)
+
+
 def test_a_solve_may_have_settings_of_its_own():
     block, x = open_loop(), torch.randn(2, 2)
     assert block.solve(x, method="euler", dt=0.1).stats.steps.tolist() == [10, 10]

@@ -10,11 +10,6 @@ def trunk():
     return nn.Sequential(nn.Linear(2, 8), nn.Tanh())
 
 
-@pytest.mark.xfail(
-    raises=RuntimeError,
-    reason="solve follows a tensor from outside to the parameters of a module within reach",
-    strict=True,
-)
 def test_some_parts_are_driven_and_others_stand_still():
     f = ncode.dynamics.MLP(2, hidden=4, context=2)
     controller = Parts(

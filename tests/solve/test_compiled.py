@@ -262,6 +262,22 @@ def test_tensors_of_one_shape_are_not_confused_when_another_of_them_is_trained()
         close(use(True).x, use(False).x)
 
 
+def test_a_code_caught_together_with_the_net_that_made_it_is_compiled_once(traced):
+    net = nn.Linear(2, 2, dtype=DOUBLE)
+    counts = []
+    for _ in range(3):
+        x0 = torch.randn(3, 2, dtype=DOUBLE).requires_grad_()
+
+        def solve(compile, x0=x0):
+            code = net(x0)
+            return ncode.solve(lambda t, x, theta: torch.tanh(net(x)) * code, x0, 0.0, 1.0, compile=compile)
+
+        eager, fast = both(solve, {"x0": x0, **dict(net.named_parameters())}, lambda sol: sol.x.square().sum())
+        close(fast, eager)
+        counts.append(len(traced))
+    assert counts[0] == counts[-1] > 0
+
+
 @pytest.mark.usefixtures("traced")
 def test_a_function_that_knows_itself_can_be_compiled():
     def field(t, x, theta):

@@ -161,6 +161,62 @@ def test_a_tensor_may_be_both_x0_and_part_of_the_dynamics(gradient):
     close(got.item(), math.exp(0.5) * 1.5, rtol=1e-6)
 
 
+class Coded(nn.Module):
+    """The dynamics catch a code, and with `self` also the encoder that it comes from; `shared` uses that twice."""
+
+    def __init__(self, shared):
+        super().__init__()
+        self.encoder = nn.Linear(2, 2, dtype=DOUBLE)
+        self.f = nn.Linear(2, 2, dtype=DOUBLE)
+        self.shared = shared
+
+    def forward(self, x0, **options):
+        code = self.encoder(x0)
+        scale = code.sum()  # computed from what is caught as well
+
+        def field(t, x, theta):
+            y = torch.tanh(self.f(x) + code) + 0.1 * scale
+            return y + torch.sin(self.encoder(x)) if self.shared else y
+
+        def cost(t, x, theta):
+            return code.sum(1)  # nothing but what was computed outside
+
+        return ncode.solve(field, x0, 0.0, 1.0, cost=cost, **options)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("options", [{}, {"dt": 1.0, "method": "heun"}, {"step": "batch", "checkpoint_every": 2}])
+def test_a_code_may_be_caught_together_with_the_net_that_made_it(shared, options):
+    net = Coded(shared)
+    x0 = torch.randn(3, 2, dtype=DOUBLE).requires_grad_()
+    results = []
+    for gradient in ("discrete", "autograd"):
+        sol = net(x0, gradient=gradient, rtol=1e-6, **options)
+        loss = sol.x.square().sum() + sol.cost.sum()
+        results.append((sol.x.detach(), torch.autograd.grad(loss, [x0, *net.parameters()])))
+    close(*results)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_the_adjoint_knows_a_code_and_the_net_that_made_it_apart(shared):
+    net = Coded(shared)
+    x0 = torch.randn(3, 2, dtype=DOUBLE).requires_grad_()
+    results = []
+    for gradient in ("adjoint", "autograd"):
+        sol = net(x0, gradient=gradient, **TIGHT)
+        results.append(torch.autograd.grad(sol.x.square().sum() + sol.cost.sum(), [x0, *net.parameters()]))
+    close(*results, rtol=1e-6)
+
+
+@every_gradient
+def test_dynamics_may_return_what_they_caught(gradient):
+    root = double(0.5, -1.0).requires_grad_()
+    drift = root * 2
+    sol = ncode.solve(lambda t, x, theta: drift, double(0.0, 1.0), 0.0, 3.0, theta=root, gradient=gradient)
+    (grad,) = torch.autograd.grad(sol.x.sum(), root)
+    close(grad, double(6.0, 6.0))
+
+
 def late(weight):
     """The weight is not touched before t = 0.5, and then drives the state."""
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..control.base import Theta
@@ -40,12 +42,29 @@ def check_precision(block: nn.Module, x: Tensor) -> None:
         return  # all parameters of a block move together
 
 
+def check_kept(modules: Iterable[nn.Module], gradient: str) -> None:
+    """Parameters must still be there in backward, unless a graph keeps them."""
+    if gradient == "autograd" or not torch.is_grad_enabled():
+        return
+    for module in modules:
+        if any(p.requires_grad and not isinstance(p, nn.Parameter) for p in module.parameters()):
+            raise InputError(
+                "parameters were replaced for the time of this call (torch.func.functional_call), but"
+                f' gradient="{gradient}" evaluates the dynamics again in backward: use gradient="autograd"'
+            )
+
+
 def check_context(context: Tensor, x: Tensor) -> Tensor:
     """A context must have one entry a sample."""
     if not isinstance(context, Tensor) or context.dim() == 0 or context.shape[0] != x.shape[0]:
         shown = tuple(context.shape) if isinstance(context, Tensor) else type(context).__name__
         raise InputError(f"context must be a tensor ({x.shape[0]}, ...), one entry a sample of x; given {shown}")
     return context
+
+
+def as_times(ts: Any, x: Tensor) -> Tensor:
+    """Times as a tensor; those given as a list are not rounded to single precision."""
+    return ts.to(x.device) if isinstance(ts, Tensor) else torch.as_tensor(ts, dtype=torch.float64, device=x.device)
 
 
 def check_stimuli(stimuli: Tensor) -> None:

@@ -20,9 +20,11 @@ from .describe import describe
 from .episode import Episode
 from .family import FAMILY, Member
 from .fit import (
+    as_times,
     check_context,
     check_control_fits,
     check_given,
+    check_kept,
     check_precision,
     check_state_shape,
     check_stimuli,
@@ -33,7 +35,7 @@ from .registry import register
 from .settings import Settings
 from .shortcuts import Reached, plastic_way, shortcut
 from .task import Task
-from .tracing import traceable
+from .tracing import check_export, traceable
 from .wiring import Once, Velocity, carry, cast, control, feedback, speed, spread, velocity
 
 
@@ -118,7 +120,7 @@ class NCODE(nn.Module):
 
         It is solved from t0 to the last of them.
         """
-        times = torch.as_tensor(ts)
+        times = as_times(ts, x)
         if times.dim() == 0 or times.shape[-1] == 0:
             raise InputError(f"ts must hold at least one time, (T,) or (batch, T); given {tuple(times.shape)}")
         solution = self.solve(x, context=context, save_at=times, t1=times[..., -1])
@@ -153,7 +155,7 @@ class NCODE(nn.Module):
             The solution; `sol.theta` and `sol.thetas` are dicts by name of the control.
         """
         settings = self.settings.changed(changes)
-        saved = None if save_at is None else torch.as_tensor(save_at, device=x.device)
+        saved = None if save_at is None else as_times(save_at, x)
         return self._solve(self._task(x, context, theta, settings, cost=cost, save_at=saved, dense=dense, throw=throw))
 
     def episode(
@@ -282,6 +284,7 @@ class NCODE(nn.Module):
         return traceable(self._find)(task)
 
     def _find(self, task: Task) -> Solution:
+        check_export(task.settings)
         way = shortcut(self.dynamics, self.controller, task)
         return self._integrate(task) if way is None else self._follow(way, task)
 
@@ -294,6 +297,8 @@ class NCODE(nn.Module):
     def _integrate(self, task: Task) -> Solution:
         """By the solver."""
         x0, settings, cost = task.x0, task.settings, task.cost
+        inside = bool(task.state.driven) or not task.state.fixed  # whether the controller is part of what is solved
+        check_kept((self.dynamics, self.controller) if inside else (self.dynamics,), settings.gradient)
         carried, state_of = carry(task.state)
         f: Velocity = velocity(self.dynamics, self.controller, state_of)
         theta_at = control(self.dynamics, self.controller, state_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import ParamSpec, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch.autograd.forward_ad import _set_fwd_grad_enabled
 
 from .adjoint import Adjoint
 from .ambient import Ambient
+from .apart import apart
 from .discrete import Discrete
 from .field import Control, Cost, Dynamics, Feedback
 from .forward import look, run
@@ -181,13 +183,15 @@ def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every
     if forward.dense is not None and forward.dense.moves:
         times, states, powers = _knots(problem, forward.dense.moves), *forward.dense.stacked()
     outputs = Outputs(march.z, forward.saved, states, powers)
-    if grad and gradient == "discrete" and tape is not None:
-        job = Discrete(problem, touched, compile, tape, march.status, stats, Ambient(problem.t0.device))
-        outputs = join(job, problem, trained, outputs)
-    elif grad and gradient == "adjoint":
-        z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (march.z, forward.saved))
-        job = Adjoint(problem, rooted, z1, saved, march.status, stats, Ambient(problem.t0.device))
-        outputs = join(job, problem, trained, outputs)
+    if grad and not unrolled:
+        field, inner = apart(problem.field, touched)
+        alone, ambient = replace(problem, field=field), Ambient(problem.t0.device)
+        if tape is not None:
+            job = Discrete(alone, inner, compile, tape, march.status, stats, ambient)
+        else:
+            z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (march.z, forward.saved))
+            job = Adjoint(alone, rooted, z1, saved, march.status, stats, ambient)
+        outputs = join(job, problem, trained, inner.trained, outputs)
     elif grad and tape is not None:
         ok = march.status == Status.OK
         steps = tape.steps(ok, problem.z0, rooted=rooted or problem.dense)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .apart import Apart
 from .field import Field, RightHandSide
 from .layout import DECOMPOSITIONS, rearrange, settle
 from .step import Step
@@ -206,6 +207,8 @@ def _identity(function: Any, within: tuple[int, ...] = ()) -> Hashable:
                 caught.append(cell.cell_contents)
         inner = tuple(_identity(value, inside) for value in (*caught, *(function.__defaults__ or ())))
         return function.__code__, inner, id(function.__globals__)
+    if isinstance(function, Apart):
+        return "apart", _identity(function.function, inside)
     if isinstance(function, types.MethodType):
         return function.__func__.__code__, _identity(function.__self__, inside)
     if isinstance(function, nn.Module):

@@ -38,8 +38,10 @@ class Job(Protocol):
 
 class _Join(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, job: Job, outputs: Outputs, count: int, rows: int, *inputs: Tensor) -> Any:
-        ctx.job, ctx.count, ctx.rows = job, count, rows
+    def forward(
+        ctx: Any, job: Job, inner: Sequence[Tensor], outputs: Outputs, count: int, rows: int, *inputs: Tensor
+    ) -> Any:
+        ctx.job, ctx.inner, ctx.count, ctx.rows = job, inner, count, rows
         ctx.lengths = [len(part) for part in outputs]
         ctx.save_for_backward(*inputs)  # so that torch notices if one is changed before backward
         ctx.set_materialize_grads(False)
@@ -49,12 +51,12 @@ class _Join(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         given = iter(grads)
         parts = Outputs(*(tuple(next(given) for _ in range(length)) for length in ctx.lengths))
-        needs = ctx.needs_input_grad[4:]
+        needs = ctx.needs_input_grad[5:]
         first, last = ctx.count, ctx.count + ctx.rows
-        job, saved = ctx.job, ctx.saved_tensors  # once: under activation checkpointing they are computed for the asking
-        trained = saved[last:]
+        job, trained = ctx.job, ctx.inner
+        saved = ctx.saved_tensors  # once: under activation checkpointing they are computed for the asking
         if not torch._C._autograd._get_current_graph_task_keep_graph():  # pyright: ignore[reportAttributeAccessIssue]
-            ctx.job = None  # as torch lets go of saved tensors, though a solution may live on
+            ctx.job = ctx.inner = None  # as torch lets go of saved tensors, though a solution may live on
         with torch.no_grad(), undisturbed(trained):
             z, rows, rest = job.pull(needs[first:last], trained, parts)
         found = iter(rows)
@@ -63,11 +65,14 @@ class _Join(torch.autograd.Function):
             *(next(found) if need else None for need in needs[first:last]),
             *rest,
         )
-        return None, None, None, None, *once(_SECOND, (*saved, *grads), got)
+        return None, None, None, None, None, *once(_SECOND, (*saved, *grads), got)
 
 
-def join(job: Job, problem: Problem, trained: Sequence[Tensor], outputs: Outputs) -> Outputs:
-    """The outputs as differentiable functions of everything that the solve touched."""
+def join(job: Job, problem: Problem, trained: Sequence[Tensor], inner: Sequence[Tensor], outputs: Outputs) -> Outputs:
+    """The outputs as differentiable functions of everything that the solve touched.
+
+    `inner` are the trained tensors, or their stand-ins, as backward differentiates with respect to them.
+    """
     rows = problem.rows
-    flat = iter(_Join.apply(job, outputs, len(problem.z0), len(rows), *problem.z0, *rows, *trained))
+    flat = iter(_Join.apply(job, inner, outputs, len(problem.z0), len(rows), *problem.z0, *rows, *trained))
     return Outputs(*(tuple(next(flat) for _ in part) for part in outputs))
