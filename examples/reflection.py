@@ -50,9 +50,7 @@ class Feedback(nn.Sequential):
     """A control that the state drives: d theta / dt = g(x, theta)."""
 
     def __init__(self) -> None:
-        super().__init__(
-            nn.Linear(1 + 3 * WIDTH, 16), nn.Tanh(), nn.Linear(16, 3 * WIDTH), nn.Unflatten(1, (3, WIDTH))
-        )
+        super().__init__(nn.Linear(1 + 3 * WIDTH, 16), nn.Tanh(), nn.Linear(16, 3 * WIDTH), nn.Unflatten(1, (3, WIDTH)))
 
     def forward(self, t: Tensor, x: Tensor, theta: Tensor) -> Tensor:
         return super().forward(torch.cat([x, theta.flatten(1)], 1))
