@@ -14,9 +14,6 @@ BLOCKS = {
     "sparse": lambda: ncode.NCODE(ncode.dynamics.SparseLinear(2, 1), ncode.OpenLoop(nn.Linear(2, 3)), **FIXED),
 }
 ANY_BATCH = {"x": {0: torch.export.Dim.DYNAMIC}}
-one_size = pytest.mark.xfail(
-    reason="solve fixes the size of the batch: it asks for len() instead of shape[0]", strict=True
-)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -26,7 +23,6 @@ def test_a_block_with_fixed_steps_is_exported(name):
     torch.testing.assert_close(program.module()(x), block(x))
 
 
-@one_size
 @pytest.mark.parametrize("name", ["NODE", "closed-loop N-CODE"])
 def test_an_exported_block_takes_batches_of_any_size(name):
     block = BLOCKS[name]().eval()

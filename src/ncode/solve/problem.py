@@ -48,7 +48,7 @@ class Problem:
 
     @property
     def batch(self) -> int:
-        return len(self.t0)
+        return self.t0.shape[0]
 
     @property
     def rows(self) -> tuple[Tensor, ...]:
@@ -96,7 +96,7 @@ def check_state(x0: Any) -> torch.dtype:
             f"x0 is {x0.dtype}, too coarse to step in: keep the state in float32, and use torch.autocast inside the"
             " dynamics"
         )
-    if len(x0) and x0[0].numel() == 0:
+    if x0.shape[0] and x0[0].numel() == 0:
         raise InputError(f"x0 of shape {tuple(x0.shape)} has no elements in a sample")
     return x0.real.dtype if x0.is_complex() else x0.dtype
 
@@ -129,7 +129,7 @@ def check_control(theta: Control, x0: Tensor) -> tuple[tuple[Tensor, ...], pytre
                 "theta must be a tensor or a nested tuple, list or dict of tensors, each (batch, ...);"
                 f" given a leaf of type {type(leaf).__name__}"
             )
-        if leaf.dim() == 0 or len(leaf) != len(x0):
+        if leaf.dim() == 0 or leaf.shape[0] != x0.shape[0]:
             raise InputError(
                 f"theta has a leaf of shape {tuple(leaf.shape)}, but the batch has {len(x0)} samples: every leaf must"
                 f" be ({len(x0)}, ...); expand a shared control, or catch it in a closure"
@@ -141,7 +141,7 @@ def check_control(theta: Control, x0: Tensor) -> tuple[tuple[Tensor, ...], pytre
 
 def check_time(name: str, t: Any, x0: Tensor, dtype: torch.dtype) -> tuple[float | Tensor, Tensor]:
     """A time as it was given, and as (batch,) in the precision of time."""
-    batch = len(x0)
+    batch = x0.shape[0]
     if isinstance(t, numbers.Real) and not isinstance(t, bool):
         if not math.isfinite(t):
             raise InputError(f"{name} must be finite; given {t}")
@@ -160,7 +160,7 @@ def check_time(name: str, t: Any, x0: Tensor, dtype: torch.dtype) -> tuple[float
 
 def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
     """Saved times as they were given and as (batch, T): within [t0, t1], in the direction of the solve."""
-    batch = len(t0)
+    batch = t0.shape[0]
     try:
         given = ts if isinstance(ts, Tensor) else torch.as_tensor(ts, dtype=t0.dtype, device=t0.device)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -281,7 +281,7 @@ def check(
     time = torch.float32 if x0.device.type == "mps" else torch.float64
     t0_given, t0_all = check_time("t0", t0, x0, time)
     t1_given, t1_all = check_time("t1", t1, x0, time)
-    if step == "batch" and len(x0) and not _shared(t0_given, t1_given):
+    if step == "batch" and x0.shape[0] and not _shared(t0_given, t1_given):
         raise InputError('step="batch" takes one step for all samples, so t0 and t1 must be the same for all')
     ts_given, ts = (None, None) if save_at is None else check_saved(save_at, t0_all.detach(), t1_all.detach())
 
@@ -291,7 +291,7 @@ def check(
             if leaf.dtype != x0.dtype:
                 raise InputError(f"a control with feedback must be {x0.dtype} like x0; given a leaf of {leaf.dtype}")
     if cost is not None:
-        z0 = (*z0, torch.zeros(len(x0), dtype=dtype, device=x0.device))
+        z0 = (*z0, torch.zeros(x0.shape[0], dtype=dtype, device=x0.device))
     return Problem(
         field=Field(dynamics, feedback, cost, spec, dtype),
         tableau=tableau,

@@ -63,7 +63,7 @@ def unroll(problem: Problem, steps: Steps, first: State | None = None) -> Output
             states.append(part[: 1 + field.driven])
             powers.append(stepped.dense)
         z = tuple(
-            torch.cat([new, old[size:]]) if size < len(old) else new for new, old in zip(stepped.z, z, strict=True)
+            torch.cat([new, old[size:]]) if size < old.shape[0] else new for new, old in zip(stepped.z, z, strict=True)
         )
         slope = stepped.end if hand_on else None
     if order is not None:
@@ -92,10 +92,10 @@ def _start(problem: Problem) -> State:
 
 def _fill(old: Tensor, new: Tensor, window: Window) -> Tensor:
     """The saved values with those of one step filled in."""
-    rows, columns = len(new), slice(window.low, window.high)
+    rows, columns = new.shape[0], slice(window.low, window.high)
     filled = torch.where(spread(window.inside, new[:, 0]), new, old[:rows, columns])
     some = torch.cat([old[:rows, : window.low], filled, old[:rows, window.high :]], 1)
-    return torch.cat([some, old[rows:]]) if rows < len(old) else some
+    return torch.cat([some, old[rows:]]) if rows < old.shape[0] else some
 
 
 def _ordered(leaves: Sequence[Tensor], order: Tensor | None) -> State:
@@ -103,7 +103,7 @@ def _ordered(leaves: Sequence[Tensor], order: Tensor | None) -> State:
 
 
 def _placed(whole: Sequence[Tensor], order: Tensor, some: Sequence[Tensor]) -> State:
-    if all(len(order) == len(leaf) for leaf in whole):  # as a rule; and torch.func knows how to map it
+    if all(order.shape[0] == leaf.shape[0] for leaf in whole):  # as a rule; and torch.func knows how to map it
         place = torch.argsort(order)
         return tuple(leaf.index_select(0, place) for leaf in some)
     return tuple(a.index_copy(0, order, b) for a, b in zip(whole, some, strict=True))
