@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
     args = parser.parse_args()
+    torch.set_num_threads(1)  # such small tensors are slower on many threads
 
     torch.manual_seed(args.seed)
     models = {

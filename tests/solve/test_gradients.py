@@ -235,6 +235,18 @@ class Weight(nn.Module):
         return self.value
 
 
+class Held:
+    """A plain object, whose weight is used only late."""
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def slope(self, t, x, theta):
+        return late(lambda: self.weight)(t, x, theta)
+
+    __call__ = slope
+
+
 GLOBAL_WEIGHT = torch.tensor(-1.0, dtype=DOUBLE)
 
 
@@ -243,7 +255,9 @@ def global_late(t, x, theta):
 
 
 @every_gradient
-@pytest.mark.parametrize("where", ["module", "tensor", "computed", "function", "list", "global"])
+@pytest.mark.parametrize(
+    "where", ["module", "tensor", "computed", "function", "list", "global", "default", "object", "method"]
+)
 def test_what_is_used_only_late_gets_its_gradient(gradient, where):
     root = torch.tensor(-1.0, dtype=DOUBLE, requires_grad=True)
     if where == "module":
@@ -251,6 +265,15 @@ def test_what_is_used_only_late_gets_its_gradient(gradient, where):
         wanted, field = module.value, late(module)
     elif where == "global":
         wanted, field = GLOBAL_WEIGHT.requires_grad_(), global_late
+    elif where == "default":
+
+        def field(t, x, theta, weight=root):
+            return late(lambda: weight)(t, x, theta)
+
+        wanted = root
+    elif where in ("object", "method"):
+        held = Held(root)
+        wanted, field = root, held if where == "object" else held.slope
     else:
         value = root * 1.0 if where == "computed" else root
         box = [value] if where == "list" else value

@@ -21,6 +21,9 @@ from torch.utils import _pytree as pytree
 from .field import State
 from .status import InputError
 
+_HOLDERS = (nn.Module, Tensor, tuple, list, dict)
+_MANY = 1000  # a longer list is data
+
 
 class Touched(NamedTuple):
     """What was found, and the slope that the evaluation gave on the way."""
@@ -149,11 +152,15 @@ def _caught(function: Any) -> Iterator[Any]:
         elif isinstance(value, types.MethodType):
             stack += [value.__self__, value.__func__]
         elif isinstance(value, (tuple, list, dict)):
-            stack += value.values() if isinstance(value, dict) else value
+            if len(value) <= _MANY:
+                stack += value.values() if isinstance(value, dict) else value
         elif isinstance(value, types.FunctionType):
             for cell in value.__closure__ or ():
                 with contextlib.suppress(ValueError):  # a variable that is bound later
                     stack.append(cell.cell_contents)
+            stack += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
             # Functions that are only named lead too far: to all that a file defines.
             named = [value.__globals__.get(name) for name in value.__code__.co_names]
-            stack += [it for it in named if isinstance(it, (nn.Module, Tensor, tuple, list, dict))]
+            stack += [it for it in named if isinstance(it, _HOLDERS)]
+        elif value is function or value is getattr(function, "__self__", None):
+            stack += [it for it in getattr(value, "__dict__", {}).values() if isinstance(it, _HOLDERS)]
