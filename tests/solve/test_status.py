@@ -261,6 +261,27 @@ def test_the_gradient_of_a_failed_sample_is_zero_and_finite(gradient):
 
 @every_gradient
 @pytest.mark.parametrize("dt", [None, 0.1])
+def test_what_a_failed_sample_met_on_its_way_does_not_reach_the_gradients_of_others(gradient, dt):
+    """The root has an infinite slope at 0, where the sample stays that fails later."""
+
+    def grads(*starts):
+        x0 = double(*starts).requires_grad_()
+        w = torch.tensor(0.7, dtype=DOUBLE, requires_grad=True)
+
+        def field(t, x, theta):
+            return torch.where((x == 0) & (t[:, None] > 0.5), torch.nan, w * x.sqrt())
+
+        sol = ncode.solve(field, x0, 0.0, 1.0, throw=False, gradient=gradient, dt=dt, save_at=[0.3, 1.0])
+        good = x0.detach()[:, 0] > 0
+        assert sol.ok.tolist() == good.tolist()
+        got = torch.autograd.grad(sol.x[good].sum() + sol.xs[good].sum(), [x0, w])
+        return got[0][good], got[1]
+
+    close(grads(1.0, 0.0, 2.0), grads(1.0, 2.0))
+
+
+@every_gradient
+@pytest.mark.parametrize("dt", [None, 0.1])
 def test_a_batch_that_fails_as_a_whole_has_a_gradient_of_zero(gradient, dt):
     x0 = double(2e200, 5e200).requires_grad_()
     sol = ncode.solve(explode, x0, 0.0, 1.0, throw=False, gradient=gradient, dt=dt)
