@@ -10,15 +10,15 @@ BIN    := $(VENV)/bin
 .PHONY: help demo test lint format bench clean
 
 help:
-	@echo "make demo    learn x -> -x with three models and draw their trajectories (out/reflection.png)"
+	@echo "make demo    reflection, annuli and memory in quick form, and the page that shows them (out/demo/report.html)"
 	@echo "make test    linters, type checker, import directions, and the whole test suite"
 	@echo "make lint    the same without the test suite"
 	@echo "make format  let ruff format the tree and fix what it can"
 	@echo "make bench   measure ncode beside torchdiffeq, torchode and diffrax"
 	@echo "make clean   remove .venv, out and every cache"
 
-demo: $(VENV)/with-plot
-	$(BIN)/python examples/reflection.py
+demo: $(VENV)/with-experiments
+	$(BIN)/ncode demo
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST)
@@ -33,11 +33,13 @@ format: $(VENV)/with-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/with-bench
-	$(BIN)/python -m benchmarks
+# In an environment of its own: what torchode needs and what the command line needs exclude one another.
+bench:
+	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/with-bench
+	.venv-bench/bin/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) out dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-bench out dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # .venv/with-EXTRA says that the extra is installed as pyproject.toml and constraints.txt now ask for it.

@@ -1,8 +1,11 @@
 import json
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 ROW = {"library", "label", "variant", "seconds", "first_seconds", "nfe", "peak_bytes", "loss", "gradient_error"}
@@ -37,6 +40,25 @@ def test_a_quick_run_writes_what_a_reader_needs(tmp_path):
         assert row["nfe"]["forward"] > 0
         assert row["peak_bytes"] > 0
         assert f"| {row['library']}" in done.stdout
+
+
+@pytest.mark.parametrize("workload", ["convolutions", "linear-flow", "plastic"])
+def test_a_workload_of_our_own_structure_agrees_with_its_reference(workload, tmp_path):
+    path = tmp_path / "bench.json"
+    done = bench("--quick", "--no-compile", "--only", workload, "--peers", "torchdiffeq", "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads(path.read_text())["workloads"].values()
+    assert not found["failed"]
+    ours = [row for row in found["rows"] if row["library"] == "ncode"]
+    assert len(ours) > 1
+    for row in ours:
+        assert row["error"] < 1e-2
+        assert row["peak_bytes"] > 0
+    if find_spec("torchdiffeq") is not None:
+        assert {aim["peer"].split(", ")[0] for aim in found["aims"]} == {"torchdiffeq"}
+        assert any(row["label"] == "as the paper writes it" for row in found["rows"])
+    if workload == "convolutions":
+        assert re.search(r"ncode, eager: the floor for \d+\.\d evaluations is .* ms in float32", done.stdout)
 
 
 def test_every_workload_is_offered():

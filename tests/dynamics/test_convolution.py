@@ -10,7 +10,8 @@ from ncode.dynamics._convolution import FORMULATIONS, sample_conv2d
 
 DOUBLE = torch.float64
 
-every_formulation = pytest.mark.parametrize("formulation", FORMULATIONS)
+# test_implicit.py has the one that needs a GPU.
+every_formulation = pytest.mark.parametrize("formulation", [name for name in FORMULATIONS if name != "implicit"])
 every_kernel = pytest.mark.parametrize("k", [1, 3, 5])
 
 
@@ -65,8 +66,13 @@ def test_it_can_be_mapped_and_differentiated_by_torch_func(formulation, k):
     def energy(x, convolve):
         return convolve(x).square().sum()
 
-    got = torch.func.grad(energy)(x, lambda x: sample_conv2d(x, w, formulation))
+    def ours(x):
+        return sample_conv2d(x, w, formulation)
+
+    got = torch.func.grad(energy)(x, ours)
     torch.testing.assert_close(got, torch.func.grad(energy)(x, lambda x: one_by_one(x, w)))
+    each = torch.func.vmap(torch.func.grad(energy), in_dims=(0, None))(xs, ours)
+    torch.testing.assert_close(each, torch.stack([got, 2 * got]))
 
 
 @every_formulation
@@ -122,3 +128,8 @@ def test_bad_shapes_get_a_sentence(x, w, message):
 def test_a_misspelt_formulation_gets_the_nearest():
     with pytest.raises(InputError, match='did you mean "grouped"'):
         sample_conv2d(*problem(), "groups")
+
+
+def test_the_formulation_for_gpus_says_what_it_needs():
+    with pytest.raises(InputError, match=r'needs Triton, an NVIDIA GPU .* given torch.float64 on cpu: use "auto"'):
+        sample_conv2d(*problem(), "implicit")

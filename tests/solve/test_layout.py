@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+import ncode
 from ncode.solve.layout import DECOMPOSITIONS, settle
 
 
@@ -31,3 +32,21 @@ def test_settling_moves_memory_and_not_values():
     assert torch.equal(settle(x), x)
     assert settle(x).stride(0) == 1
     assert settle(torch.randn(4, 100, 100)).is_contiguous()  # a large sample stays as it is
+
+
+def test_dynamics_may_join_the_batch_with_other_dimensions():
+    """As a grouped convolution does, whose views cannot follow the batch to the end of memory."""
+
+    def f(t, x, theta):
+        joined = torch.sin(x).view(1, -1, 4, 4)
+        kernels = theta.reshape(-1, 2, 3, 3)
+        return torch.conv2d(joined, kernels, padding=1, groups=len(x)).view(x.shape)
+
+    torch.manual_seed(0)
+    x0, theta = torch.randn(3, 2, 4, 4), 0.3 * torch.randn(3, 2, 2, 3, 3)
+    results = []
+    for compiled in (False, True):
+        inputs = [x0.clone().requires_grad_(), theta.clone().requires_grad_()]
+        x = ncode.solve(f, inputs[0], 0.0, 1.0, theta=inputs[1], method="rk4", dt=0.5, compile=compiled).x
+        results.append((x.detach(), *torch.autograd.grad(x.square().sum(), inputs)))
+    torch.testing.assert_close(results[0], results[1])

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .apart import Apart
 from .field import Field, RightHandSide
-from .layout import DECOMPOSITIONS, rearrange, settle
+from .layout import DECOMPOSITIONS, rearrange, settle, unsettled
 from .step import Step
 
 LADDER = 8  # compiled batches shrink by this factor: every rung is a shape of its own
@@ -58,7 +58,8 @@ class Graph:
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             table = DECOMPOSITIONS if tensors[0].device.type == "cpu" else None
-            graph = make_fx(flat, decomposition_table=table)(*tensors)
+            # The dynamics see what they see without compilation, so that their views are as valid.
+            graph = make_fx(flat, decomposition_table=table)(*map(unsettled, tensors))
             _lift(graph, outside)
             rearrange(graph, len(tensors[0]))
             self.call: Any = torch._inductor.compile(graph, [*tensors, *outside])

@@ -42,7 +42,7 @@ FORMULATIONS = ("auto", "matrix", "action")
 
 _SECONDS = {
     "cpu": (45e-6, 6e-6, 3e-9, 0.7e-3, 2.6e-9),  # one thread of an AMD EPYC (Zen 4)
-    "cuda": (70e-6, 15e-6, 3e-11, 1e-3, 4e-12),
+    "cuda": (230e-6, 35e-6, 3e-11, 4.2e-3, 2e-12),  # an H200, whose host takes 10 to 15 us an operation
 }
 
 _LARGEST = 1e15  # rounding is amplified by alpha

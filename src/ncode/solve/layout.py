@@ -38,6 +38,11 @@ def settle(tensor: Tensor) -> Tensor:
     return tensor.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
+def unsettled(tensor: Tensor) -> Tensor:
+    """The same, stored as a user expects it."""
+    return tensor.contiguous() if _suits(tensor.device, tuple(tensor.shape)) else tensor
+
+
 def rearrange(graph: torch.fx.GraphModule, batch: int) -> None:
     """Store every tensor of the graph that has a row a sample with the batch last."""
     from torch._inductor import inductor_prims
@@ -53,6 +58,10 @@ def rearrange(graph: torch.fx.GraphModule, batch: int) -> None:
             moved = graph.graph.call_function(inductor_prims.force_stride_order, (node, _strides(shape)))
         moved.meta = dict(node.meta)
         node.replace_all_uses_with(moved, delete_user_cb=lambda user, moved=moved: user is not moved)
+    for node in graph.graph.nodes:
+        # A view that joins the batch with what comes after it cannot follow; a reshape copies where it has to.
+        if node.op == "call_function" and node.target in (_aten.view.default, _aten._unsafe_view.default):
+            node.target = _aten.reshape.default
     graph.recompile()
 
 

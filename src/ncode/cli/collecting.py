@@ -1,0 +1,38 @@
+"""`ncode collect`: the results of runs, one JSON object each, in one place."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from ..report import gather
+from ..training import Trial
+
+
+@dataclass(frozen=True)
+class CollectForm:
+    """Copy the results of runs to results/EXPERIMENT/, one JSON file a trial; later ones take the place of earlier."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)
+    """Run folders, or folders of those."""
+    out: Path = Path("results")
+    """Where to put them."""
+
+
+def answer(words: list[str]) -> int:
+    """Copy, and say how many."""
+    form = tyro.cli(CollectForm, prog="ncode collect", args=words)
+    count = 0
+    for run in gather(form.runs):
+        for result in run.results:
+            folder = form.out / result.experiment
+            folder.mkdir(parents=True, exist_ok=True)
+            name = Trial(result.model, result.dataset, result.seed).name
+            text = json.dumps(result.as_json(), indent=1, sort_keys=True)
+            (folder / f"{result.preset}-{name}.json").write_text(text + "\n", encoding="utf-8")
+            count += 1
+    print(f"{count} results in {form.out}")
+    return 0

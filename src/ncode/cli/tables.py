@@ -1,0 +1,53 @@
+"""`ncode tables`: tables of a Markdown file, out of the results."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from ..experiments import find
+from ..report import BLOCK, as_markdown, gather, make_table, replace_block, stale
+from ..solve import InputError
+
+
+@dataclass(frozen=True)
+class TablesForm:
+    """Write results into the blocks <!-- table:EXPERIMENT --> of Markdown files."""
+
+    files: tyro.conf.Positional[tuple[Path, ...]] = (Path("README.md"),)
+    """Markdown files."""
+    results: Path = Path("results")
+    """Where the results are: results/EXPERIMENT/*.json."""
+    check: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Write nothing; fail if a table is not what the results say."""
+
+
+def answer(words: list[str]) -> int:
+    """Write the tables, or check them."""
+    form = tyro.cli(TablesForm, prog="ncode tables", args=words)
+    for file in form.files:
+        if not file.is_file():
+            raise InputError(f"there is no file {file}")
+        text = file.read_text(encoding="utf-8")
+        tables = {name: table_of(name, form.results) for name in dict.fromkeys(m["name"] for m in BLOCK.finditer(text))}
+        old = stale(text, tables)
+        if old and form.check:
+            raise InputError(
+                f"tables of {file} are not what the results say: {', '.join(old)}; run `ncode tables {file}`"
+            )
+        for name, table in tables.items():
+            text = replace_block(text, name, table)
+        if old:
+            file.write_text(text, encoding="utf-8")
+        print(f"{file}: {', '.join(old) + ' written' if old else 'up to date'}")
+    return 0
+
+
+def table_of(name: str, results: Path) -> str:
+    """The table of an experiment's results, as Markdown. NAME may end in :PART, which a data set's name begins with."""
+    name, _, part = name.partition(":")
+    kind = find(name)
+    found = [result for run in gather([results / name]) for result in run.results if result.dataset.startswith(part)]
+    return as_markdown(make_table(found, kind.columns, kind.paper))

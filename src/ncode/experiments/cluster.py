@@ -1,0 +1,233 @@
+"""Clusters of codes (appendix C.7 of the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..data import stream
+from ..metrics import (
+    GaussianMixture,
+    clustering_accuracy,
+    k_means,
+    normalised_mutual_information,
+    spectral_clusters,
+    t_sne,
+)
+from ..models.autoencoder_family import KINDS, Kind
+from ..solve import InputError
+from ..training import Column, Desk, Reported, Trial
+from .base import Finished, Picture
+from .checks import check_positive
+from .coding import Coding, encode
+
+PIXELS = "pixels"
+WAYS = {
+    "mixture": "mixture",
+    "map": "t-SNE and mixture",
+    "k-means": "k-means",
+    "spectral": "spectral clustering",
+}
+_PAPER = {
+    "cifar10": {
+        (PIXELS, "k-means"): 0.229,
+        (PIXELS, "spectral"): 0.247,
+        ("vae", "mixture"): 0.291,
+        ("sparse", "mixture"): 0.297,
+        ("denoising", "mixture"): 0.297,
+        ("ae", "mixture"): 0.314,
+        ("auton-code", "mixture"): 0.3331,
+        ("auton-code", "map"): 0.2700,
+    },
+    "mnist": {
+        (PIXELS, "k-means"): 0.572,
+        (PIXELS, "spectral"): 0.696,
+        ("vae", "mixture"): 0.832,
+        ("sparse", "mixture"): 0.827,
+        ("denoising", "mixture"): 0.832,
+        ("ae", "mixture"): 0.812,
+        ("auton-code", "mixture"): 0.8602,
+        ("auton-code", "map"): 0.9726,
+    },
+}
+_QUOTED = "quoted by the paper from others"
+
+
+@dataclass(frozen=True)
+class Cluster(Coding):
+    """Cluster the codes of test images without their labels, and see how well clusters match labels.
+
+    The accuracy gives each cluster one label, in the best way there is (Hungarian method). Labels are used for nothing
+    else. Mixtures and k-means take the best of several starts, by likelihood and by inertia.
+    """
+
+    name = "cluster"
+    line = "clusters of codes against labels, with a t-SNE map (appendix C.7)"
+    question = (
+        "Do codes of test images fall into groups that match their classes? A mixture of ten Gaussians is fitted to the"
+        " codes, and to their t-SNE map; k-means and spectral clustering of codes and of pixels stand beside it. Look"
+        " at the part of the images whose cluster has their label, when each cluster is given one label, and at the"
+        " normalised mutual information (NMI)."
+    )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "smoke": {
+            "dataset": "mnist",
+            "models": ("auton-code",),
+            "fallback": True,
+            "width": 0.1,
+            "images": 256,
+            "test_images": 120,
+            "epochs": 1,
+            "starts": 1,
+            "perplexity": 8.0,
+            "iterations": 60,
+            "threads": 1,
+        },
+        "quick": {
+            "dataset": "mnist",
+            "models": ("auton-code", "ae"),
+            "fallback": True,
+            "images": 20_000,
+            "test_images": 2500,
+            "epochs": 6,
+            "schedule": "cosine",
+        },
+        "paper": {"dataset": "mnist"},
+    }
+    columns = tuple(
+        column
+        for way, title in WAYS.items()
+        for column in (
+            Column(f"{way} accuracy", f"{title}, accuracy, %", digits=1, scale=100),
+            Column(f"{way} nmi", "NMI", digits=3),
+        )
+    )
+    paper = tuple(
+        Reported(model, dataset, f"{way} accuracy", value, _QUOTED if model in (PIXELS, "sparse", "denoising") else "")
+        for dataset, numbers in _PAPER.items()
+        for (model, way), value in numbers.items()
+    )
+
+    models: tuple[Kind, ...] = KINDS
+    """Models. ae-wide has twice the dimensions."""
+    pixels: bool = True
+    """Cluster the images themselves too, by k-means and spectral clustering."""
+    clusters: int = 10
+    """Clusters, and components of the mixture."""
+    starts: int = 10
+    """Starts of mixtures and of k-means."""
+    perplexity: float = 30.0
+    """Of t-SNE."""
+    iterations: int = 750
+    """Iterations of t-SNE, a third of them with early exaggeration."""
+    threads: int = 2
+    """Threads of t-SNE."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(clusters=self.clusters, starts=self.starts, perplexity=self.perplexity, threads=self.threads)
+        check_positive(iterations=self.iterations)
+
+    def trials(self, seeds: Sequence[int]) -> list[Trial]:
+        """Pixels and each model, with each seed."""
+        if not self.sets().test.classes:
+            raise InputError(f"{self.dataset} has no classes that clusters could match: choose another data set")
+        pixels = [Trial(PIXELS, self.label(), seed) for seed in seeds] if self.pixels else []
+        return [*pixels, *super().trials(seeds)]
+
+    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
+        """Cluster the codes of a model, or pixels, in all ways."""
+        test = self.sets().test
+        if trial.model == PIXELS:
+            desk.parameters = 0
+            return self._judge(test.float().flatten(1), test.labels, trial, ("k-means", "spectral"))[0]
+        codes = encode(self.trained(trial, desk).model, test).float().cpu()
+        metrics, found = self._judge(codes, test.labels, trial, tuple(WAYS))
+        desk.keep("map", **found, labels=test.labels)
+        return metrics
+
+    def _judge(
+        self, codes: Tensor, labels: Tensor, trial: Trial, ways: Sequence[str]
+    ) -> tuple[dict[str, float], dict[str, Tensor]]:
+        """The agreement of clusters with labels, and the map where one was made."""
+        metrics: dict[str, float] = {}
+        found: dict[str, Tensor] = {}
+        for way in ways:
+            seen = codes
+            if way == "map":
+                found["places"] = seen = self._map(codes, trial.seed)
+            clusters = self._clusters(seen, way, trial.seed)
+            if way == "map":
+                found["clusters"] = matched(labels, clusters)
+            metrics[f"{way} accuracy"] = clustering_accuracy(labels, clusters)
+            metrics[f"{way} nmi"] = normalised_mutual_information(labels, clusters)
+        return metrics, found
+
+    def _map(self, codes: Tensor, seed: int) -> Tensor:
+        early = self.iterations // 3
+        count = {"early_exaggeration_iter": early, "n_iter": self.iterations - early}
+        return t_sne(codes, perplexity=self.perplexity, seed=seed, threads=self.threads, **count)
+
+    def _clusters(self, codes: Tensor, way: str, seed: int) -> Tensor:
+        match way:
+            case "k-means":
+                found = k_means(codes, self.clusters, starts=self.starts, generator=stream(seed, "k-means"))
+                return found.labels
+            case "spectral":
+                return spectral_clusters(codes, self.clusters, seed=seed)
+            case _:
+                return best_mixture(codes, self.clusters, self.starts, seed).predict(codes)
+
+    def figures(self, finished: Sequence[Finished]) -> list[Picture]:
+        """The maps, of the first seed."""
+        from ..figures.cluster import Map, draw_maps
+
+        maps: dict[str, Any] = {}
+        for done in finished:
+            if done.trial.model != PIXELS and done.trial.model not in maps:
+                maps[done.trial.model] = Map(**done.load("map"), accuracy=done.result.metrics["map accuracy"])
+        if not maps:
+            return []
+        caption = (
+            "t-SNE maps of the codes of test images. Left: coloured by a mixture of Gaussians fitted to the map. Right:"
+            " the same, coloured by labels. Each component has the colour of the label it was given."
+        )
+        return [Picture("maps", draw_maps(maps, self.sets().test.classes), caption)]
+
+
+def matched(labels: Tensor, clusters: Tensor) -> Tensor:
+    """Clusters renamed by the labels that the accuracy gives them; those left over come after all labels.
+
+    >>> matched(torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 3, 3])).tolist()
+    [0, 0, 1, 1]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    size = 1 + int(torch.maximum(labels.max(), clusters.max()))
+    pairs = torch.bincount(clusters * size + labels, minlength=size * size).view(size, size)
+    rows, columns = linear_sum_assignment(pairs.numpy(), maximize=True)
+    names = torch.empty(size, dtype=torch.int64)
+    names[torch.as_tensor(rows)] = torch.as_tensor(columns)
+    return names[clusters]
+
+
+@torch.no_grad()
+def best_mixture(codes: Tensor, components: int, starts: int, seed: int) -> GaussianMixture:
+    """The likeliest of several mixtures of codes, each from a start of its own.
+
+    >>> codes = torch.cat([torch.randn(50, 2), torch.randn(50, 2) + 9])
+    >>> best_mixture(codes, 2, starts=2, seed=0).predict(codes)[:50].unique().numel()
+    1
+    """
+    fits = [
+        # Codes of a deviation near 1 make one regularisation right for all models.
+        GaussianMixture(components, reg_covar=1e-6 * float(codes.var(0).mean())).fit(
+            codes, generator=stream(seed, "mixture", start)
+        )
+        for start in range(starts)
+    ]
+    return max(fits, key=lambda fit: fit.score(codes))

@@ -1,0 +1,279 @@
+"""What the experiments with autoencoders share: their settings, their data, and models trained or taken from a run."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from ..data import Images, ImageSets, load, stream
+from ..models.autoencoder import Autoencoder
+from ..models.autoencoder_family import KINDS, Kind, Plan, build_autoencoder
+from ..models.control_norms import NORMS
+from ..solve import InputError
+from ..solve.problem import choose
+from ..training import Desk, Trial
+from .base import Experiment
+from .checks import check_choices, check_positive
+from .coding_source import load_weights, read_source
+
+Dataset = Literal["mnist", "fashion-mnist", "cifar10", "celeba"]
+Norm = Literal["l2", "row", "batch", "tanh", "none"]
+Start = Literal["stored", "learned", "drawn"]
+LossName = Literal["paper", "mse", "bce"]
+Schedule = Literal["plateau", "cosine"]
+
+# What a model of another run is built and judged by: taken from that run, whatever is said here.
+TAKEN = (
+    *("dataset", "latent", "nonzeros", "norm", "gain", "start", "horizon", "kinetic_cost", "loss", "depth", "width"),
+    *("dropout", "code_noise", "code_dropout", "beta", "sparsity", "image_noise"),
+    *("epochs", "batch", "lr", "schedule", "patience", "flips", "shift", "weight_decay", "decoder_decay"),
+    *("images", "test_images", "held_out", "fallback"),
+)
+
+
+@dataclass(frozen=True)
+class Coding(Experiment, ABC):
+    """Settings of autoencoders. Zeros and "paper" stand for the paper's choice for the data set."""
+
+    dataset: Dataset = "cifar10"
+    """Images to code."""
+    models: tuple[Kind, ...] = ("auton-code", "ae", "ae-wide", "vae")
+    """Models. ae-wide has twice the dimensions."""
+    source: str = ""
+    """Folder of a run of `autoencode` to take trained models from. Its data set and all that its models were trained
+    with are taken from there too."""
+    latent: int = 0
+    """Dimensions of the code. 0: 25 for MNIST, 128 for CIFAR-10, 64 for CelebA."""
+    nonzeros: int = 0
+    """Non-zeros a row of the control. 0: 1 for MNIST, 2 for CIFAR-10, 10 for CelebA."""
+    norm: Norm = "l2"
+    """How the control is normalised: as a whole, a row, over the batch, bounded by tanh, or not at all."""
+    gain: float = 1.0
+    """Norm of the control."""
+    start: Start = "stored"
+    """Where the flow begins: drawn once and stored, learned, or drawn each time."""
+    horizon: float = 10.0
+    """When the flow ends."""
+    kinetic_cost: float = 0.0
+    """Weight of the running cost |dx/dt|^2 on the flow. Above 0, a solver takes the place of the exact flow."""
+    loss: LossName = "paper"
+    """Error of images. paper: bce for MNIST, mse otherwise."""
+    depth: int = 0
+    """Convolutions that the encoder has beyond the paper's three; each halves the image."""
+    width: float = 1.0
+    """Factor of all widths of the coders."""
+    dropout: float = 0.0
+    """Part of the encoder's features that is left out in training."""
+    code_noise: float = 0.0
+    """Noise on codes in training, relative to their deviation."""
+    code_dropout: float = 0.0
+    """Part of a code that is left out in training."""
+    beta: float = 0.0
+    """Weight of the divergence of vae. 0: 1 for bce, and 0.02 for mse, as of a decoder of variance 0.01."""
+    sparsity: float = 1e-3
+    """Weight of the mean absolute code of sparse."""
+    image_noise: float = 0.2
+    """Deviation of the noise that denoising takes away."""
+    epochs: int = 0
+    """Passes over the training images. 0: 50, and 40 for CelebA."""
+    batch: int = 0
+    """Images a step. 0: 64, and 16 for AutoN-CODE on CelebA."""
+    lr: float = 1e-3
+    """Learning rate of AdamW."""
+    schedule: Schedule = "plateau"
+    """plateau: halved whenever the error on held-out training images has not fallen for some epochs. cosine: to 0."""
+    patience: int = 5
+    """Epochs that plateau waits for."""
+    flips: bool = False
+    """Mirror every second training image."""
+    shift: int = 0
+    """Shift training images by up to so many pixels."""
+    weight_decay: float = 0.0
+    """Weight decay of all weights but biases and norms."""
+    decoder_decay: float = 0.0
+    """Weight decay of the decoder's weights, on top."""
+    images: int = 0
+    """Training images to use, those held out included. 0: all."""
+    test_images: int = 0
+    """Test images to use. 0: all."""
+    held_out: int = 2000
+    """Training images to hold out."""
+    data_dir: str = ""
+    """Folder of data. Unless given: NCODE_DATA, the cache, or a download."""
+    fallback: bool = False
+    """Where the data are not found, draw a small set of the same shape in their place."""
+
+    def __post_init__(self) -> None:
+        if self.source:
+            self._take()
+        choose("dataset", self.dataset, get_args(Dataset))
+        check_choices("model", self.models, KINDS)
+        choose("norm", self.norm, NORMS)
+        choose("start", self.start, get_args(Start))
+        choose("loss", self.loss, get_args(LossName))
+        choose("schedule", self.schedule, get_args(Schedule))
+        check_positive(gain=self.gain, horizon=self.horizon, lr=self.lr, patience=self.patience, held_out=self.held_out)
+        whole = ("epochs", "batch", "images", "test_images", "shift", "latent", "nonzeros", "depth")
+        for name in (*whole, "weight_decay", "decoder_decay", "kinetic_cost", "beta", "sparsity", "image_noise"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
+        _ = self.plan.numbers  # refuses sizes that do not fit
+
+    def _take(self) -> None:
+        """Take over what the models of another run were trained with."""
+        record = read_source(self.source)
+        for name in TAKEN:
+            value = record.settings.get(name, getattr(self, name))
+            object.__setattr__(self, name, value)
+        kept = tuple(model for model in self.models if model in record.models)
+        if not kept:
+            raise InputError(
+                f"{self.source} has trained {', '.join(record.models)}, and none of the models asked for,"
+                f" {', '.join(self.models)}"
+            )
+        object.__setattr__(self, "models", kept)
+
+    @property
+    def plan(self) -> Plan:
+        """What models are built by."""
+        same = ("dataset", "latent", "nonzeros", "norm", "gain", "start", "horizon", "kinetic_cost", "depth", "width")
+        more = ("dropout", "code_noise", "code_dropout", "beta", "sparsity", "image_noise")
+        loss = "" if self.loss == "paper" else self.loss
+        return Plan(**{name: getattr(self, name) for name in (*same, *more)}, loss=loss)
+
+    @property
+    def planned_epochs(self) -> int:
+        """Epochs, as told or the paper's."""
+        return self.epochs or (40 if self.dataset == "celeba" else 50)
+
+    def planned_batch(self, model: str) -> int:
+        """Images a step, as told or the paper's."""
+        return self.batch or (16 if self.dataset == "celeba" and model == "auton-code" else 64)
+
+    def trials(self, seeds: Sequence[int]) -> list[Trial]:
+        """Each model with each seed."""
+        label = self.label()
+        return [self._trial(model, label, seed) for model in self.models for seed in seeds]
+
+    def _trial(self, model: str, label: str, seed: int) -> Trial:
+        about = {"dimensions": self.plan.latent_of(model), "epochs": self.planned_epochs}
+        return Trial(model, label, seed, {**about, "batch": self.planned_batch(model)})
+
+    def label(self) -> str:
+        """The data set as tables name it: one that is drawn, or a part of CelebA, has a name of its own."""
+        sets = self.sets()
+        if sets.generated:
+            return f"{self.dataset} (generated)"
+        _, _, part = sets.name.partition(" (")
+        return f"{self.dataset} ({part}" if part else self.dataset
+
+    def sets(self) -> ImageSets:
+        """Training and test images, on the CPU."""
+        sets = _load(self.dataset, self.data_dir, self.fallback)
+        return ImageSets(_some(sets.train, self.images), _some(sets.test, self.test_images))
+
+    def trained(self, trial: Trial, desk: Desk) -> Trained:
+        """The model of a trial, trained here or taken from the source."""
+        from .coding_task import Code
+
+        sets = self.sets()
+        if sets.generated:
+            desk.say(f"{self.dataset} was not found: {sets.name} stand in for it")
+        if not self.source:
+            task = Code(self, trial, sets)
+            with fixed_sizes(desk):
+                model = desk.fit(task)
+            assert isinstance(model, Autoencoder)
+            return Trained(model, None if task.clock.mean is None else task.clock.mean * task.per_epoch)
+        model = build_autoencoder(trial.model, self.plan, trial.seed)
+        load_weights(model, self.source, trial)
+        desk.parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        return Trained(model.to(desk.device).eval(), None)
+
+
+@contextmanager
+def fixed_sizes(desk: Desk) -> Iterator[None]:
+    """Let cuDNN try its convolutions once and take the fastest: all batches are of one size."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = not desk.options.deterministic
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+class Trained(NamedTuple):
+    """A model on the device, and the seconds that an epoch took, where it was trained just now."""
+
+    model: Autoencoder
+    seconds: float | None
+
+
+@torch.no_grad()
+def encode(model: Autoencoder, images: Images, control: bool = False, batch: int = 500) -> Tensor:
+    """The codes of images, or the controls that lead to them, flattened: (n, d), on the model's device."""
+    device, found = next(model.parameters()).device, []
+    for part in images.images.split(batch):
+        shown = as_numbers(part.to(device))
+        found.append(read_control(model, shown) if control else model.encode(shown))
+    return torch.cat(found)
+
+
+def read_control(model: Autoencoder, images: Tensor) -> Tensor:
+    """The controls that images ask for, (n, d)."""
+    from ..models.auto_ncode import AutoNCODE
+
+    if not isinstance(model, AutoNCODE):
+        raise InputError(f"{type(model).__name__} has no control: only auton-code has")
+    return model.control(images).flatten(1)
+
+
+@torch.no_grad()
+def decode(model: Autoencoder, codes: Tensor, control: bool = False, batch: int = 500) -> Tensor:
+    """The images of codes, or of controls (n, d), as bytes, on the model's device."""
+    from ..models.auto_ncode import AutoNCODE
+
+    like, found = next(model.parameters()), []
+    for part in codes.to(like).split(batch):
+        if control:
+            assert isinstance(model, AutoNCODE)
+            part = model.flow(part.unflatten(1, (model.latent, model.nonzeros)))
+        found.append(as_bytes(model.decode(part)))
+    return torch.cat(found)
+
+
+def as_numbers(images: Tensor) -> Tensor:
+    """Bytes as numbers from 0 to 1, of the precision that is the default.
+
+    >>> as_numbers(torch.tensor([0, 255], dtype=torch.uint8))
+    tensor([0., 1.])
+    """
+    return images.to(torch.get_default_dtype()) / 255
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """Numbers as bytes; what lies outside of 0 to 1 is cut off.
+
+    >>> as_bytes(torch.tensor([0.0, 0.5, 1.5]))
+    tensor([  0, 128, 255], dtype=torch.uint8)
+    """
+    return images.clamp(0, 1).mul(255).add(0.5).to(torch.uint8)
+
+
+def _some(images: Images, count: int) -> Images:
+    """A part of a set, the same each time."""
+    if not 0 < count < len(images):
+        return images
+    return images.take(torch.randperm(len(images), generator=stream(0, "subset"))[:count])
+
+
+@functools.lru_cache(maxsize=1)
+def _load(dataset: str, data_dir: str, fallback: bool) -> ImageSets:
+    return load(dataset, data_dir or None, fallback=fallback)

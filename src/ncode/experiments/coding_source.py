@@ -1,0 +1,62 @@
+"""Models that a run of `autoencode` has trained, to be used by others."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ..solve import InputError
+from ..training import Trial
+from ..training.checkpoint import MANIFEST, WEIGHTS
+
+
+class Source(NamedTuple):
+    """What a run says about its models."""
+
+    settings: dict[str, Any]
+    models: tuple[str, ...]
+
+
+def read_source(folder: str | Path) -> Source:
+    """What run.json says. JSON has lists where settings have tuples; none of those are taken."""
+    path = Path(folder) / "run.json"
+    if not path.is_file():
+        raise InputError(f"{folder} has no run.json: source must be the folder of a run of `ncode run autoencode`")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        name, settings = record["experiment"], dict(record["settings"])
+        models = tuple(settings["models"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is damaged ({error}): train the models again with `ncode run autoencode`") from error
+    if name != "autoencode":
+        raise InputError(f"{folder} is a run of {name}: source must be one of autoencode")
+    return Source(settings, models)
+
+
+def load_weights(model: nn.Module, folder: str | Path, trial: Trial) -> None:
+    """Give a model the weights that the same trial of a run ended with. Nothing of that run is changed."""
+    from safetensors.torch import load
+
+    place = Path(folder) / "trials" / trial.name
+    if not (place / "result.json").is_file():
+        raise InputError(
+            f"{folder} has not trained {trial.name}: let that run finish, or ask for models and seeds it has"
+        )
+    steps = sorted((place / "checkpoints" / "model").glob("step-*"), key=lambda path: int(path.name[5:]))
+    if not steps:
+        raise InputError(f"{place} has no checkpoint: train the model again with `ncode run autoencode`")
+    try:
+        content = (steps[-1] / WEIGHTS).read_bytes()
+        wanted = json.loads((steps[-1] / MANIFEST).read_text(encoding="utf-8"))["sha256"][WEIGHTS]
+    except (OSError, ValueError, KeyError) as error:
+        raise InputError(f"{steps[-1]} is damaged ({error}): train the model again") from error
+    if hashlib.sha256(content).hexdigest() != wanted:
+        raise InputError(f"{steps[-1] / WEIGHTS} is damaged, it is not what was written: train the model again")
+    try:
+        model.load_state_dict(load(content))
+    except RuntimeError as error:
+        raise InputError(f"{steps[-1]} does not fit the model that its run describes: {error}") from error

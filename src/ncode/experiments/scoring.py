@@ -1,0 +1,147 @@
+"""How far images are from test images: FID and KID, or distances of another name where the FID network is not there."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ..data import MissingData, find, stream
+from ..metrics import FrechetDistance, KernelDistance, extract, find_weights, load_inception
+from ..solve.problem import choose
+from ..training import Desk
+from .coding import Coding
+
+Score = Literal["fid", "random"]
+
+
+class Names(NamedTuple):
+    """What scores are called: as metrics, in tables and figures, and in short, where the whole name was said before."""
+
+    frechet: str
+    kernel: str
+    title: str
+    kernel_title: str
+    short: str
+
+
+FID = Names("fid", "kid", "FID", "KID", "FID")
+OTHER = Names(
+    "distance",
+    "kernel distance",
+    "Fréchet distance (random features)",
+    "kernel distance (random features)",
+    "distance",
+)
+
+
+class RandomFeatures(nn.Module):
+    """Bytes (n, 3, height, width) to features (n, 64): a small network with random weights, the same on every machine.
+
+    It sees colours, edges and textures, at the price of nothing; what comes of it is not FID, and is not called so.
+
+    >>> RandomFeatures()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
+    torch.Size([2, 64])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        sizes = ((3, 32), (32, 64), (64, 64))
+        # In single precision, whatever a run has made the default.
+        layers = (nn.Conv2d(before, after, 3, 2, 1, bias=False, dtype=torch.float32) for before, after in sizes)
+        self.layers = nn.Sequential(*layers)
+        generator = stream(0, "random features")
+        for layer in self.layers:
+            assert isinstance(layer, nn.Conv2d)
+            size = layer.weight[0].numel()
+            drawn = torch.randn(layer.weight.shape, generator=generator, dtype=torch.float32)
+            layer.weight.data = drawn * (2 / size) ** 0.5
+        self.requires_grad_(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Means over all places."""
+        x = (images.float() - 128) / 128
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return 10 * x.mean((2, 3))
+
+
+class Judge:
+    """Scores images against test images.
+
+    Args:
+        test: The test images, bytes (n, 1 or 3, height, width).
+        weights: The file of the FID network's weights; None: random features take its place.
+
+    >>> judge = Judge(torch.randint(256, (50, 1, 28, 28), dtype=torch.uint8), None)
+    >>> scores = judge(torch.randint(128, (50, 1, 28, 28), dtype=torch.uint8))
+    >>> judge.names.title, sorted(scores)
+    ('Fréchet distance (random features)', ['distance', 'kernel distance'])
+    """
+
+    def __init__(self, test: Tensor, weights: Path | None):
+        network = RandomFeatures() if weights is None else load_inception(weights)
+        self.network = network.to(test.device)
+        features = "random" if weights is None else None
+        self.frechet = FrechetDistance(self.network, features, reset_real_features=False)
+        # Weights that are not the published ones give no FID either.
+        self.names = FID if self.frechet.name == "FID" else OTHER._replace(title=self.frechet.name)
+        self.real = self._features(test)
+        self.frechet.update_features(self.real, real=True)
+
+    def __call__(self, images: Tensor) -> dict[str, float]:
+        """Both scores of images, bytes."""
+        fake = self._features(images)
+        self.frechet.reset()
+        self.frechet.update_features(fake, real=False)
+        kernel = KernelDistance(self.network, subset_size=min(1000, len(fake), len(self.real)))
+        kernel.update_features(self.real, real=True)
+        kernel.update_features(fake, real=False)
+        return {
+            self.names.frechet: float(self.frechet.compute()),
+            self.names.kernel: float(kernel.compute().mean),
+        }
+
+    def _features(self, images: Tensor) -> Tensor:
+        # The network knows colour images only.
+        return extract(self.network, images.expand(-1, 3, -1, -1))
+
+
+@dataclass(frozen=True)
+class Scored(Coding, ABC):
+    """Settings of experiments that score images."""
+
+    score: Score = "fid"
+    """fid: FID and KID, where the weights are found. random: distances of random features, which are cheap and have a
+    name of their own."""
+    fid_weights: str = ""
+    """File of the FID network's weights. Unless given, it is looked for in the folder of data."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choose("score", self.score, get_args(Score))
+
+    @property
+    def weights(self) -> Path | None:
+        """The file of the FID network's weights, where FID is wanted and they are found."""
+        return find_fid_weights(self.fid_weights, self.data_dir) if self.score == "fid" else None
+
+    def judge(self, test: Tensor, desk: Desk) -> Judge:
+        """A judge by these settings. What takes the place of FID is said."""
+        if self.weights is None and self.score == "fid":
+            desk.say(f"the weights of the FID network were not found: {OTHER.title} takes the place of FID")
+        return Judge(test, self.weights)
+
+
+def find_fid_weights(named: str, data_dir: str) -> Path | None:
+    """The file of the FID network's weights; None where none was named and none is found."""
+    if named:
+        return find_weights(named)
+    try:
+        return find("inception", data_dir or None, download=False)[0]
+    except MissingData:
+        return None

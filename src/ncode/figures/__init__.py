@@ -1,0 +1,1 @@
+"""Drawing: takes tensors and numbers, returns matplotlib figures. One file an experiment."""

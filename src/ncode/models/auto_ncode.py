@@ -1,0 +1,112 @@
+"""AutoN-CODE: an autoencoder whose code is the end of a flow that the image controls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..block import NCODE
+from ..control import DataControl
+from ..costs import Regulariser
+from ..dynamics import SparseLinear
+from ..solve.problem import choose
+from .autoencoder import Autoencoder, Coded, full_precision
+from .control_norms import ControlNorm
+
+STARTS = ("stored", "learned", "drawn")
+
+
+class AutoNCODE(Autoencoder):
+    """The code is x(T) of dx/dt = theta x, x(0) = x_0, where theta = gamma(image) has a few non-zeros a row.
+
+    gamma is the encoder, a linear map and a normalisation. The flow is solved exactly, by the matrix exponential or
+    its action.
+
+    Args:
+        encoder, decoder, width, latent, loss, disturb: As for `PlainAutoencoder`.
+        nonzeros: Non-zeros a row of theta.
+        norm, gain: How theta is normalised, and to what size: see `ControlNorm`.
+        start: x_0 is "stored" (drawn from N(0, I) once), "learned" (from there), or "drawn" for each image anew.
+        horizon: T.
+        costs: Running costs on the latent flow, of `ncode.costs`, added to the loss. With any, the solver takes the
+            place of the exact flow.
+        seed: Of the pattern of theta and of x_0.
+
+    With an encoder and a decoder of your own:
+
+    >>> import torch
+    >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU())
+    >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
+    >>> model = AutoNCODE(encoder, decoder, width=32, latent=8)
+    >>> images = torch.rand(2, 1, 28, 28)
+    >>> model(images).shape, model.orbit(images, torch.linspace(0, 10, 5)).shape
+    (torch.Size([2, 1, 28, 28]), torch.Size([2, 5, 8]))
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        width: int,
+        latent: int,
+        loss: str = "mse",
+        nonzeros: int = 2,
+        norm: str = "l2",
+        gain: float = 1.0,
+        start: str = "stored",
+        horizon: float = 10.0,
+        costs: Sequence[Regulariser] = (),
+        seed: int = 0,
+        disturb: nn.Module | None = None,
+    ):
+        super().__init__(encoder, decoder, loss, disturb)
+        self.start = choose("start", start, STARTS)
+        self.latent, self.nonzeros, self.costs = latent, nonzeros, list(costs)
+        self.gamma = nn.Linear(width, latent * nonzeros)
+        self.norm = ControlNorm(norm, latent, nonzeros, gain)
+        # gamma lives here, so the block takes what it is shown as the control.
+        self.block = NCODE(SparseLinear(latent, nonzeros, seed), DataControl(), t1=horizon)
+        x0 = torch.randn(latent, generator=torch.Generator().manual_seed(seed))
+        if start == "learned":
+            self.x0 = nn.Parameter(x0)
+        else:
+            self.register_buffer("x0", x0)
+
+    def control(self, images: Tensor) -> Tensor:
+        """theta, the couplings that images ask for, (batch, latent, nonzeros)."""
+        features = full_precision(self.encoder(images))
+        # In single precision also under autocast: exp(10 theta) has no digits to spare.
+        with torch.autocast(images.device.type, enabled=False):
+            return self.norm(self.gamma(features).unflatten(1, (self.latent, self.nonzeros)))
+
+    def flow(self, control: Tensor) -> Tensor:
+        """The code that a control leads to: x(T)."""
+        # What cannot be computed becomes nan, and so does the loss: to look here would be to wait for the GPU.
+        return self.block.solve(self._x0(control), context=control, throw=False).x
+
+    def encode(self, images: Tensor) -> Tensor:
+        """The codes of images."""
+        return self.flow(self.control(images))
+
+    def orbit(self, images: Tensor, ts: Tensor) -> Tensor:
+        """The latent states at times ts, (batch, T, latent)."""
+        control = self.control(images)
+        return self.block.trajectory(self._x0(control), ts, context=control)
+
+    def coded(self, images: Tensor) -> Coded:
+        """The codes and, where there are any, the running costs of the flow."""
+        control = self.control(images)
+        parts = {"control norm": control.detach().flatten(1).norm(dim=1).mean()}
+        if not self.costs:
+            return Coded(self.flow(control), 0.0, parts)
+        solution = self.block.solve(self._x0(control), context=control, cost=self.costs)
+        assert solution.cost is not None
+        price = solution.cost.mean()
+        return Coded(solution.x, price, {**parts, "cost": price.detach()})
+
+    def _x0(self, control: Tensor) -> Tensor:
+        if self.start == "drawn":
+            return torch.randn(len(control), self.latent, device=control.device, dtype=control.dtype)
+        return self.x0.to(control.dtype).expand(len(control), -1)

@@ -1,0 +1,224 @@
+"""Triton kernels for `fused.py`: one program a sample, one lane an element of its state.
+
+A row of the matrix multiplies elements that other lanes hold. So a vector is written to memory, all lanes wait for each
+other, and each reads what its row names; a program's own memory stays in the cache next to it. Two slots are written to
+by turns: who writes to a slot has passed the wait after which all others had read it.
+"""
+
+# pyright: reportInvalidTypeForm=false
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Without Triton nobody asks for the kernels, but the file can still be read.
+_found = find_spec("triton") is not None
+tl: Any = import_module("triton.language") if _found else None
+jit: Any = import_module("triton").jit if _found else (lambda kernel: kernel)
+
+MOST_PARTS = 4096  # a flow that long is a mistake
+
+
+def forward(
+    a: Tensor, columns: Tensor, x: Tensor, table: Tensor, reach: float, kept: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """exp(A) x, the states kept for backward (batch, kept, m), and how many parts and what degree each sample took."""
+    batch, m, k = a.shape
+    block = _block(m)
+    y, plan = torch.empty_like(x), torch.empty(batch, 2, dtype=torch.int32, device=x.device)
+    states, slots = x.new_empty(batch, kept, m), x.new_empty(batch, 2, block)
+    sizes = {"M": m, "K": k, "BLOCK": block, "KEPT": kept}
+    _launch(
+        _forward, batch, block, a, columns, x, y, states, slots, plan, table, reach, MOST_PARTS, len(table), **sizes
+    )
+    return y, states, plan
+
+
+def backward(
+    a: Tensor,
+    columns: Tensor,
+    pattern: tuple[Tensor, Tensor],
+    states: Tensor,
+    plan: Tensor,
+    grad: Tensor,
+    degrees: int,
+    kept: int,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of A and of x, from that of exp(A) x."""
+    batch, m, k = a.shape
+    block = _block(m)
+    a_grad, x_grad = torch.zeros_like(a), torch.empty_like(grad)
+    ys, zs, slots = (grad.new_empty(batch, count, block) for count in (degrees, degrees, 2))
+    sizes = {"M": m, "K": k, "BLOCK": block, "KEPT": kept, "DEGREES": degrees}
+    _launch(_backward, batch, block, a, columns, *pattern, states, plan, grad, a_grad, x_grad, ys, zs, slots, **sizes)
+    return a_grad, x_grad
+
+
+def _block(m: int) -> int:
+    """Lanes of a program: a power of two."""
+    return max(32, 1 << (m - 1).bit_length())
+
+
+def _launch(kernel: Any, batch: int, block: int, *arguments: Any, **sizes: int) -> None:
+    with torch.cuda.device_of(arguments[0]):
+        # One stage: loads must not be moved ahead of the stores that they wait for.
+        kernel[(batch,)](*arguments, **sizes, num_warps=min(8, block // 32), num_stages=1)
+
+
+@jit
+def _product(a, columns, slot, y, lane, live, K: tl.constexpr, ABSOLUTE: tl.constexpr):
+    """A y, or |A| y."""
+    tl.store(slot + lane, y, mask=live)
+    tl.debug_barrier()
+    total = y * 0.0
+    for j in tl.static_range(K):
+        weight = tl.load(a + lane * K + j, mask=live, other=0.0)
+        if ABSOLUTE:
+            weight = tl.abs(weight)
+        place = tl.load(columns + lane * K + j, mask=live, other=0)
+        total += weight * tl.load(slot + place, mask=live, other=0.0)
+    return total
+
+
+@jit
+def _part(a, columns, slots, turn, x, scale, degree, lane, live, K: tl.constexpr, BLOCK: tl.constexpr):
+    """x after one part: Taylor's polynomial by Horner's rule."""
+    y = x
+    for i in range(0, degree):
+        slot = slots + ((turn + i) % 2) * BLOCK
+        y = x + _product(a, columns, slot, y, lane, live, K, False) * (scale / tl.cast(degree - i, tl.float64))
+    return y
+
+
+@jit
+def _forward(
+    a,
+    columns,
+    x,
+    y,
+    states,
+    slots,
+    plan,
+    table,
+    reach,
+    most,
+    TABLE: tl.constexpr,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEPT: tl.constexpr,
+):
+    sample = tl.cast(tl.program_id(0), tl.int64)
+    lane = tl.arange(0, BLOCK)
+    live = lane < M
+    a += sample * (M * K)
+    slots += sample * (2 * BLOCK)
+    states += sample * (KEPT * M)
+
+    # alpha, from the row sums of the powers of |A|.
+    one = tl.cast(tl.where(live, 1.0, 0.0), tl.float64)
+    first = _product(a, columns, slots, one, lane, live, K, True)
+    second = _product(a, columns, slots + BLOCK, first, lane, live, K, True)
+    third = _product(a, columns, slots, second, lane, live, K, True)
+    fourth = _product(a, columns, slots + BLOCK, third, lane, live, K, True)
+    n1 = tl.cast(tl.max(first, axis=0), tl.float32)
+    n2 = tl.exp(tl.log(tl.cast(tl.max(second, axis=0), tl.float32)) / 2.0)
+    n3 = tl.exp(tl.log(tl.cast(tl.max(third, axis=0), tl.float32)) / 3.0)
+    n4 = tl.exp(tl.log(tl.cast(tl.max(fourth, axis=0), tl.float32)) / 4.0)
+    alpha = tl.minimum(n1, tl.minimum(tl.maximum(n2, n3), tl.maximum(n3, n4))) * 1.00001
+
+    # The sum is nan where any row is; a maximum need not be.
+    fine = (tl.sum(first, axis=0) < 1e30) & (alpha < reach * most)
+    alpha = tl.where(fine, alpha, 0.0)
+    parts = tl.cast(alpha / reach, tl.int32) + 1
+    scale = 1.0 / tl.cast(parts, tl.float64)
+    limits = tl.load(table + tl.arange(0, TABLE))
+    degree = 5 + tl.sum(tl.cast(alpha / tl.cast(parts, tl.float32) > limits, tl.int32), axis=0)
+    tl.store(plan + 2 * sample, parts)
+    tl.store(plan + 2 * sample + 1, degree)
+
+    state = tl.load(x + sample * M + lane, mask=live, other=0.0)
+    apart = (parts + KEPT - 1) // KEPT
+    for part in range(0, parts):
+        tl.store(states + (part // apart) * M + lane, state, mask=live & (part % apart == 0))
+        state = _part(a, columns, slots, part * degree, state, scale, degree, lane, live, K, BLOCK)
+    tl.store(y + sample * M + lane, tl.where(fine, state, float("nan")), mask=live)
+
+
+@jit
+def _backward(
+    a,
+    columns,
+    places,
+    starts,
+    states,
+    plan,
+    grad,
+    a_grad,
+    x_grad,
+    ys,
+    zs,
+    slots,
+    M: tl.constexpr,
+    K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    KEPT: tl.constexpr,
+    DEGREES: tl.constexpr,
+):
+    sample = tl.cast(tl.program_id(0), tl.int64)
+    lane = tl.arange(0, BLOCK)
+    live = lane < M
+    a += sample * (M * K)
+    a_grad += sample * (M * K)
+    slots += sample * (2 * BLOCK)
+    states += sample * (KEPT * M)
+    ys += sample * (DEGREES * BLOCK)
+    zs += sample * (DEGREES * BLOCK)
+    parts, degree = tl.load(plan + 2 * sample), tl.load(plan + 2 * sample + 1)
+    scale = 1.0 / tl.cast(parts, tl.float64)
+    apart = (parts + KEPT - 1) // KEPT
+    first = tl.load(starts + lane, mask=live, other=0)
+    count = tl.load(starts + lane + 1, mask=live, other=0) - first
+    longest = tl.max(count, axis=0)
+
+    u = tl.load(grad + sample * M + lane, mask=live, other=0.0)
+    turn = 0
+    for back in range(0, parts):
+        part = parts - 1 - back
+        state = tl.load(states + (part // apart) * M + lane, mask=live, other=0.0)
+        for _ in range(0, part % apart):
+            state = _part(a, columns, slots, turn, state, scale, degree, lane, live, K, BLOCK)
+            turn += degree
+        # All have read what the part before this one has left.
+        tl.debug_barrier()
+        y = state
+        for i in range(0, degree):
+            term = degree - i
+            slope = _product(a, columns, ys + term * BLOCK, y, lane, live, K, False)
+            y = state + slope * (scale / tl.cast(term, tl.float64))
+        g = u
+        for k in range(1, degree + 1):
+            z = g * (scale / tl.cast(k, tl.float64))
+            tl.store(zs + k * BLOCK + lane, z, mask=live)
+            tl.debug_barrier()
+            g = z * 0.0
+            for d in range(0, longest):
+                some = live & (d < count)
+                place = tl.load(places + first + d, mask=some, other=0)
+                weight = tl.load(a + place, mask=some, other=0.0)
+                g += weight * tl.load(zs + k * BLOCK + place // K, mask=some, other=0.0)
+            u += g
+        for j in tl.static_range(K):
+            column = tl.load(columns + lane * K + j, mask=live, other=0)
+            total = u * 0.0
+            for k in range(1, degree + 1):
+                z = tl.load(zs + k * BLOCK + lane, mask=live, other=0.0)
+                total += z * tl.load(ys + k * BLOCK + column, mask=live, other=0.0)
+            total += tl.load(a_grad + lane * K + j, mask=live, other=0.0)
+            tl.store(a_grad + lane * K + j, total, mask=live)
+    tl.store(x_grad + sample * M + lane, u, mask=live)

@@ -1,0 +1,82 @@
+"""One step of training, on whatever the Fabric has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ..solve import InputError
+from .task import Loss, Task
+
+if TYPE_CHECKING:
+    from lightning_fabric import Fabric
+
+
+class Objective(nn.Module):
+    """The loss of a model as a module, so that what wraps it (DDP, autocast) sees all that the loss does with it."""
+
+    def __init__(self, task: Task):
+        super().__init__()
+        self.model = task.model
+        self._loss = task.loss
+        # DDP is told that parameters may be unused, and complains on stderr when all are used: this one never is.
+        self.unused = nn.Parameter(torch.zeros(()))
+
+    def forward(self, batch: Any) -> Loss:
+        """The loss of a batch."""
+        value, report = self._loss(self.model, batch)
+        if value.dim():
+            raise InputError(f"a loss is one number; given one of shape {tuple(value.shape)}: take its mean")
+        # What is only told must not look to DDP like something that will be differentiated.
+        return Loss(value, {name: _detached(each) for name, each in report.items()})
+
+
+class Engine:
+    """A task's model with its optimiser and schedule, on the devices of a Fabric."""
+
+    def __init__(self, task: Task, fabric: Fabric):
+        task.to(fabric.device)
+        task.model.to(fabric.device)
+        self._model, self._fabric = task.model, fabric
+        self._optimiser = task.optimiser(task.model.parameters())
+        self._schedule = task.schedule(self._optimiser)
+        self._objective, self._stepper = fabric.setup(Objective(task), self._optimiser)
+
+    def loss(self, batch: Any) -> Loss:
+        """The loss of this device's share of a batch."""
+        return self._objective(batch)
+
+    def improve(self, loss: Loss) -> None:
+        """Make it smaller, all devices together."""
+        self._stepper.zero_grad()
+        self._fabric.backward(loss.value)
+        self._stepper.step()
+        if self._schedule is not None:
+            self._schedule.step()
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of the model's weights and statistics."""
+        return {name: each.detach().cpu().contiguous().clone() for name, each in self._model.state_dict().items()}
+
+    def state(self) -> dict[str, Any]:
+        """What else is needed to go on."""
+        return {
+            "optimiser": self._optimiser.state_dict(),
+            "schedule": None if self._schedule is None else self._schedule.state_dict(),
+            # The scale of 16-bit gradients; empty for other precisions.
+            "precision": self._fabric.strategy.precision.state_dict(),
+        }
+
+    def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Go back to how things stood."""
+        self._model.load_state_dict(weights)
+        self._optimiser.load_state_dict(state["optimiser"])
+        if self._schedule is not None and state["schedule"] is not None:
+            self._schedule.load_state_dict(state["schedule"])
+        self._fabric.strategy.precision.load_state_dict(state["precision"])
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, Tensor) else value

@@ -1,0 +1,87 @@
+"""What a trial is, and what is written down about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One model, on one problem, with one seed: what is trained in one go.
+
+    Attributes:
+        model: Its name in tables: "open-loop".
+        dataset: What it is trained on: "annuli", "n=100 patterns=3 degradation=0.5".
+        seed: Of its weights and data.
+        about: What tells the problem from others of the same experiment, as numbers: {"n": 100, "patterns": 3}.
+
+    >>> Trial("open-loop", "n=100 patterns=3", 0).name
+    'open-loop-n=100-patterns=3-seed-0'
+    """
+
+    model: str
+    dataset: str
+    seed: int = 0
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """A name for its folder, that no other trial of the run has."""
+        return re.sub(r"[^\w.=+-]+", "-", f"{self.model}-{self.dataset}-seed-{self.seed}")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One JSON object a trial, as it stands in `result.json` and under `results/`.
+
+    `seconds` are those since the trial was last begun or gone on with.
+    """
+
+    experiment: str
+    model: str
+    dataset: str
+    preset: str
+    seed: int
+    settings: dict[str, Any]
+    metrics: dict[str, float]
+    parameters: int
+    seconds: float
+    device: str
+    versions: dict[str, str]
+    commit: str
+    command: str
+    about: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, list[float]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """A dict of plain values."""
+        return asdict(self)
+
+
+class Column(NamedTuple):
+    """A metric as a table shows it.
+
+    Attributes:
+        metric: Its name in `Result.metrics`.
+        title: The head of the column, with its unit: "error, %".
+        digits: After the point.
+        scale: What the metric is multiplied by first: 100 for per cent.
+    """
+
+    metric: str
+    title: str
+    digits: int = 2
+    scale: float = 1.0
+
+
+class Reported(NamedTuple):
+    """A number that the paper prints, in the metric's own unit. `note` says how it was read, where that is open."""
+
+    model: str
+    dataset: str
+    metric: str
+    value: float
+    note: str = ""

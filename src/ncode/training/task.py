@@ -1,0 +1,68 @@
+"""`Task`: what is to be trained."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+class Loss(NamedTuple):
+    """What a step is judged by.
+
+    Attributes:
+        value: To be made small, a scalar.
+        report: What the progress bar and the log tell, a scalar tensor or number each: accuracy, nfe, rejected,
+            control norm.
+    """
+
+    value: Tensor
+    report: dict[str, Any]
+
+
+class Task(ABC):
+    """A model, its batches and its loss.
+
+    All that is random about step n is a function of the seed and of n: a run may stop after any step and go on as if
+    it had not, and several devices share one batch.
+
+    Attributes:
+        model: What is trained.
+        steps: How many steps it is trained for.
+        draws: Where the generator of a step's random numbers lives. On the CPU, all devices train on the same data.
+        evaluate_every: Steps between two evaluations; 0: only at the end.
+    """
+
+    model: nn.Module
+    steps: int
+    draws: ClassVar[Literal["cpu", "device"]] = "cpu"
+    evaluate_every: int = 0
+
+    @abstractmethod
+    def batch(self, step: int, generator: torch.Generator) -> Any:
+        """The whole batch of one step: a tensor, or a (named) tuple or dict of tensors (batch, ...)."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> Loss:
+        """The loss of a batch, or of one device's share of it."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """What the model is worth, on data that it was not trained on. Called without gradients, in evaluation mode."""
+
+    def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        """Who makes the loss small."""
+        return torch.optim.Adam(parameters, lr=1e-3)
+
+    def schedule(self, optimiser: Optimizer) -> LRScheduler | None:
+        """How the learning rate changes from step to step."""
+        return None
+
+    def to(self, device: torch.device) -> None:
+        """Move the data, where there are any, to the device. The loop moves the model and the batches."""
+        return None

@@ -1,0 +1,84 @@
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from ncode.cli import main
+
+FAST = ["--smoke", "--device", "cpu", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    main(["run", "reflection", *FAST, "--out", str(out), "--models", "node", "open-loop", "--seeds", "2"])
+    return out
+
+
+def test_report_writes_one_page_with_the_figure_and_the_table(runs, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(runs), "--out", str(page)]) == 0
+    assert capsys.readouterr().out.strip() == str(page)
+    text = page.read_text()
+    assert "data:image/svg+xml" in text
+    assert "open-loop" in text
+
+
+def test_report_of_nothing_gets_a_sentence(tmp_path, capsys):
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 2
+    assert "there is no run and no result" in capsys.readouterr().err
+
+
+def test_collected_results_make_the_tables_of_a_markdown_file(runs, tmp_path, capsys):
+    results, file = tmp_path / "results", tmp_path / "page.md"
+    assert main(["collect", str(runs), "--out", str(results)]) == 0
+    assert len(list(results.rglob("*.json"))) == 4
+    file.write_text("# Title\n<!-- table:reflection -->\n<!-- end -->\nend\n")
+    assert main(["tables", str(file), "--results", str(results), "--check"]) == 2
+    assert "not what the results say: reflection" in capsys.readouterr().err
+    assert main(["tables", str(file), "--results", str(results)]) == 0
+    assert main(["tables", str(file), "--results", str(results), "--check"]) == 0
+    text = file.read_text()
+    assert text.startswith("# Title\n<!-- table:reflection -->\n| model |")
+    assert "| open-loop |" in text
+    assert text.endswith("<!-- end -->\nend\n")
+
+
+def test_a_table_goes_stale_when_a_result_changes(runs, tmp_path):
+    results, file = tmp_path / "results", tmp_path / "page.md"
+    main(["collect", str(runs), "--out", str(results)])
+    file.write_text("<!-- table:reflection -->\n<!-- end -->\n")
+    main(["tables", str(file), "--results", str(results)])
+    changed = next(results.rglob("*.json"))
+    result = json.loads(changed.read_text())
+    result["metrics"]["error"] += 1
+    changed.write_text(json.dumps(result))
+    assert main(["tables", str(file), "--results", str(results), "--check"]) == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_scripts_know_our_words_and_options(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("reflection", "sweep", "--resume", "--steps"))
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_accepts_its_completion_script(capsys):
+    main(["completion", "bash"])
+    check = subprocess.run(["bash", "-n"], input=capsys.readouterr().out, text=True, capture_output=True)
+    assert (check.returncode, check.stderr) == (0, "")
+
+
+def test_a_misspelt_shell_gets_the_nearest(capsys):
+    assert main(["completion", "bsh"]) == 2
+    assert 'did you mean "bash"?' in capsys.readouterr().err
+
+
+def test_the_demo_ends_with_the_path_of_its_page(tmp_path, capsys):
+    assert main(["demo", "--smoke", "--quiet", "--out", str(tmp_path)]) == 0
+    page = capsys.readouterr().out.strip().splitlines()[-1]
+    assert page == str(tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert all(f"ncode run {name}" in text or name in text for name in ("reflection", "annuli", "memory"))

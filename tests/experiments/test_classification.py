@@ -1,0 +1,210 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ncode import InputError
+from ncode.data import Images, ImageSets, draw_digits, load
+from ncode.experiments.base import Finished
+from ncode.experiments.classification import Classification, Classify, Clock
+from ncode.figures.classification import course_of, draw_classification
+from ncode.models.classifier import ImageClassifier
+from ncode.models.classifier_score import measure
+from ncode.training import Desk, Result, RunOptions, Trial
+from ncode.training.device import start
+
+SMOKE = replace(Classification.preset("smoke"), data_dir="no-such-folder")
+
+
+@pytest.fixture(autouse=True)
+def nothing_found(monkeypatch, tmp_path):
+    """Data that happen to lie on this machine are not for these tests."""
+    monkeypatch.setenv("NCODE_DATA", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "none"))
+
+
+@pytest.fixture(scope="module")
+def drawn() -> ImageSets:
+    return ImageSets(draw_digits(200, generator=0), draw_digits(40, generator=1, split="test"))
+
+
+def desk_for(trial: Trial, folder: Path, save: bool = False) -> Desk:
+    options = RunOptions(device="cpu", quiet=True, save=save)
+    (folder / trial.name).mkdir()
+    return Desk(start(options), folder / trial.name, trial, "smoke", options)
+
+
+def task_for(drawn: ImageSets, model: str = "ncode", seed: int = 0, **changes) -> Classify:
+    return Classify(replace(SMOKE, images=0, **changes), Trial(model, "drawn", seed), drawn)
+
+
+def as_set(images: Images) -> set[bytes]:
+    return {image.numpy().tobytes() for image in images.images}
+
+
+def test_the_smoke_form_runs_and_draws(tmp_path):
+    finished = []
+    for trial in SMOKE.trials([0, 1]):
+        desk = desk_for(trial, tmp_path)
+        metrics = SMOKE.run(trial, desk)
+        assert {column.metric for column in SMOKE.columns} - {"seconds an epoch"} <= set(metrics)
+        assert 0 <= metrics["accuracy"] <= 1
+        about = dict.fromkeys(("device", "commit", "command"), "")
+        result = Result(
+            *("classification", trial.model, trial.dataset, "smoke", trial.seed, {}, metrics, desk.parameters, 1.0),
+            versions={},
+            curves=desk.curves(),
+            **about,
+        )
+        finished.append(Finished(trial, result, desk.folder))
+    (picture,) = SMOKE.figures(finished)
+    picture.figure.savefig(tmp_path / "figure.png")
+    assert [text.get_text() for text in picture.figure.legends[0].get_texts()] == ["anode", "ncode"]
+
+
+def test_generated_data_are_told_apart():
+    assert all("(generated)" in trial.dataset for trial in SMOKE.trials([0]))
+    assert Classification(regime="modern").trials([0])[0].dataset == "cifar10, modern"
+    assert Classification().trials([0])[0].dataset == "cifar10"
+
+
+def test_the_paper_s_numbers_stand_beside_trials_of_the_same_name():
+    trials = {(trial.model, trial.dataset) for name in ("mnist", "cifar10") for trial in _trials(name)}
+    assert {(number.model, number.dataset) for number in Classification.paper} <= trials
+
+
+def _trials(dataset: str) -> list[Trial]:
+    return Classification(dataset=dataset).trials([0])
+
+
+def test_held_out_images_are_the_same_for_all_and_never_trained_on(drawn):
+    one, other = task_for(drawn, "ncode", 0), task_for(drawn, "anode", 1)
+    assert torch.equal(one.held_out.images, other.held_out.images)
+    assert not as_set(one.held_out) & as_set(one.train)
+    assert as_set(one.held_out) | as_set(one.train) == as_set(drawn.train)
+
+
+def test_all_models_see_the_same_batches_and_seeds_other_ones(drawn):
+    tasks = [task_for(drawn, "ncode", 0), task_for(drawn, "anode", 0), task_for(drawn, "ncode", 1)]
+    first, same, other = (task.batch(3, torch.Generator().manual_seed(0))[0] for task in tasks)
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+def test_only_the_modern_regime_changes_images(drawn):
+    plain, modern = task_for(drawn), task_for(drawn, regime="modern")
+    known = as_set(plain.train)
+    images, _ = plain.batch(0, torch.Generator().manual_seed(0))
+    moved, _ = modern.batch(0, torch.Generator().manual_seed(0))
+    assert all(image.numpy().tobytes() in known for image in images)
+    assert any(image.numpy().tobytes() not in known for image in moved)
+
+
+def test_an_epoch_shows_each_image_once(drawn):
+    task = task_for(drawn, batch=15)
+    seen = [task.batch(step, torch.Generator())[0] for step in range(task.per_epoch)]
+    assert len({image.numpy().tobytes() for images in seen for image in images}) == 15 * task.per_epoch
+    assert task.steps == 2 * task.per_epoch
+
+
+def test_regimes_are_those_of_the_brief(drawn):
+    paper, modern = Classification(), Classification(regime="modern")
+    assert (paper.planned_epochs, paper.planned_lr, paper.batch, paper.planned_decay) == (50, 1e-3, 256, 0)
+    assert replace(paper, dataset="mnist").planned_epochs == 20
+    assert (modern.planned_epochs, modern.planned_decay) == (24, 0.01)
+    assert Classification(regime="modern", epochs=3, lr=0.5, weight_decay=0.0).planned_decay == 0
+    task = task_for(drawn, regime="modern")
+    optimiser = task.optimiser(task.model.parameters())
+    schedule = task.schedule(optimiser)
+    rates = []
+    for _ in range(task.steps):
+        rates.append(optimiser.param_groups[0]["lr"])
+        optimiser.step()
+        schedule.step()
+    assert isinstance(optimiser, torch.optim.AdamW)
+    assert rates[0] < max(rates) > rates[-1]
+    assert max(rates) <= 2e-3
+    assert task_for(drawn).schedule(optimiser) is None
+
+
+def test_running_costs_add_to_the_loss(drawn):
+    batch = task_for(drawn).batch(0, torch.Generator())
+    losses = []
+    for changes in ({}, {"control_cost": 0.1}, {"kinetic_cost": 0.1}):
+        torch.manual_seed(0)
+        task = task_for(drawn, **changes)
+        losses.append(task.loss(task.model, batch))
+    plain, control, kinetic = (float(loss.value.detach()) for loss in losses)
+    assert control == pytest.approx(plain + 0.1 * float(losses[0].report["control norm"]) ** 2, rel=0.05)
+    assert kinetic > plain
+
+
+def test_a_model_learns_digits_that_are_drawn(tmp_path):
+    settings = replace(SMOKE, models=("ncode",), images=1000, epochs=4, lr=5e-3, regime="modern")
+    (trial,) = settings.trials([0])
+    desk = desk_for(trial, tmp_path)
+    metrics = settings.run(trial, desk)
+    assert metrics["accuracy"] > 0.3
+    assert metrics["loss"] < desk.curves()["train loss"][0]
+
+
+def test_kept_weights_give_the_reported_accuracy(tmp_path):
+    settings = replace(SMOKE, models=("ncode",), solver="dopri5")
+    (trial,) = settings.trials([0])
+    metrics = settings.run(trial, desk_for(trial, tmp_path, save=True))
+    again = ImageClassifier.from_pretrained(tmp_path / trial.name / "pretrained")
+    test = load("mnist", "no-such-folder", fallback=True).test
+    found = measure(again, test.images, test.labels, settings.batch)
+    assert found["accuracy"] == metrics["accuracy"]
+    assert found["loss"] == metrics["loss"]
+
+
+def test_a_clock_counts_no_evaluations():
+    clock = Clock(warm_up=0)
+    for step in (0, 1, 2):
+        clock.tick(step)
+    clock.pause()
+    clock.tick(3)
+    assert clock.counted == 2
+
+
+def test_the_training_loss_is_the_mean_between_evaluations():
+    seen = {"evaluation step": [2, 4], "train step": [1, 2, 3, 4], "train loss": [4.0, 2.0, 1.0, 0.0]}
+    seen |= {f"evaluation {name}": [0.5, 0.7] for name in ("accuracy", "loss", "nfe")}
+    longer = {
+        **seen,
+        "evaluation step": [2, 4, 6],
+        **{f"evaluation {n}": [1.0, 1, 1] for n in ("accuracy", "loss", "nfe")},
+    }
+    course = course_of([seen, longer])
+    assert course.train.tolist() == [[3.0, 0.5], [3.0, 0.5]]
+    assert course.accuracy.tolist() == [[0.5, 0.7], [1.0, 1.0]]
+
+
+def test_models_of_one_figure_have_colours_of_their_own():
+    seen = {"evaluation step": [1, 2], "train step": [1, 2], "train loss": [2.0, 1.0]}
+    seen |= {f"evaluation {name}": [0.5, 0.7] for name in ("accuracy", "loss", "nfe")}
+    models = Classification().models
+    lines = draw_classification({model: [seen] for model in models}).axes[0].get_lines()
+    assert len({line.get_color() for line in lines}) == len(models)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"dataset": "minst"}, "mnist"),
+        ({"models": ()}, "at least one"),
+        ({"models": ("ncode", "ncode")}, "once each"),
+        ({"regime": "new"}, "regime"),
+        ({"gamma": "convs"}, "conv"),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
+        ({"control_cost": -1.0}, "control_cost must be at least 0"),
+        ({"batch": 0}, "batch must be above 0"),
+        ({"solver": "euler"}, "solver"),
+        ({"tolerance": 0.0}, "tolerance"),
+    ],
+)
+def test_settings_that_make_no_sense_get_a_sentence(changes, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Classification(**changes)

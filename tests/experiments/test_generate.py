@@ -1,0 +1,186 @@
+import json
+import math
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+import ncode
+from ncode.data import ImageSets, draw_digits
+from ncode.experiments.autoencode import Autoencode
+from ncode.experiments.cluster import Cluster
+from ncode.experiments.generate import Generate, neighbours_of
+from ncode.experiments.interpolate import Interpolate
+from ncode.experiments.runner import run
+from ncode.experiments.scoring import Judge
+from ncode.training import RunOptions
+
+
+def smoke(**changes):
+    return Generate(**{**Generate.presets["smoke"], **changes})
+
+
+@pytest.fixture(scope="module")
+def options(tmp_path_factory):
+    return RunOptions(out=tmp_path_factory.mktemp("runs"), device="cpu", quiet=True)
+
+
+@pytest.fixture(scope="module")
+def source(options):
+    settings = {**Autoencode.presets["smoke"], "latent": 9, "models": ("auton-code", "vae")}
+    return run(Autoencode(**settings), "smoke", options)
+
+
+@pytest.fixture(scope="module")
+def finished(options, source):
+    return run(smoke(source=str(source), models=("vae", "auton-code", "ae")), "smoke", options)
+
+
+def results(folder):
+    found = [json.loads(path.read_text()) for path in folder.glob("trials/*/result.json")]
+    return {result["model"]: result for result in found}
+
+
+def test_every_density_is_scored_under_both_protocols_beside_the_floor(finished):
+    metrics = results(finished)["vae"]["metrics"]
+    wanted = {f"distance {protocol} {which}" for protocol in ("paper", "honest") for which in (2, 8, "width 0.1")}
+    assert wanted | {"distance floor", "distance prior", "kernel distance paper 8", "nearer paper 8"} <= set(metrics)
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_only_a_vae_is_sampled_from_its_prior(finished):
+    assert "distance prior" not in results(finished)["auton-code"]["metrics"]
+
+
+def test_a_run_draws_samples_scores_and_neighbours(finished):
+    drawn = {path.stem for path in (finished / "figures").glob("*.png")}
+    assert drawn == {"samples-paper", "samples-honest", "components", "widths", "neighbours"}
+
+
+def test_models_of_a_source_are_used_as_they_were_trained(finished, source):
+    record = json.loads((finished / "run.json").read_text())
+    assert record["settings"]["latent"] == 9
+    assert set(results(finished)) == {"auton-code", "vae"}  # the source has no ae
+    theirs = json.loads(next(source.glob("trials/vae*/result.json")).read_text())
+    assert results(finished)["vae"]["metrics"]["distance floor"] == pytest.approx(
+        theirs["metrics"]["distance"], rel=1e-4
+    )
+    assert not list(finished.glob("trials/*/checkpoints"))
+
+
+def test_a_source_without_the_models_asked_for_is_refused(source):
+    with pytest.raises(ncode.InputError, match="has trained auton-code, vae, and none of the models asked for, ae"):
+        smoke(source=str(source), models=("ae",))
+
+
+def test_a_source_without_the_seed_asked_for_is_refused(source, tmp_path):
+    options = RunOptions(seed=3, out=tmp_path, device="cpu", quiet=True)
+    with pytest.raises(ncode.InputError, match="has not trained vae-mnist-generated--seed-3"):
+        run(smoke(source=str(source), models=("vae",)), "smoke", options)
+
+
+def test_a_source_of_another_experiment_is_refused(finished):
+    with pytest.raises(ncode.InputError, match="is a run of generate: source must be one of autoencode"):
+        smoke(source=str(finished))
+
+
+def test_damaged_weights_of_a_source_are_named_and_left_as_they_are(source, tmp_path):
+    broken = tmp_path / "broken"
+    shutil.copytree(source, broken)
+    (weights,) = broken.glob("trials/vae*/checkpoints/model/step-*/weights.safetensors")
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    options = RunOptions(out=tmp_path, device="cpu", quiet=True)
+    with pytest.raises(ncode.InputError, match=r"weights.safetensors is damaged"):
+        run(smoke(source=str(broken), models=("vae",)), "smoke", options)
+    assert weights.read_bytes() == content
+
+
+def test_a_mixture_of_more_components_than_codes_is_refused_before_anything_is_trained(tmp_path):
+    options = RunOptions(out=tmp_path, device="cpu", quiet=True)
+    with pytest.raises(ncode.InputError, match="a mixture of 61 components needs at least as many codes"):
+        run(smoke(components=(2, 61)), "smoke", options)
+    assert not list(tmp_path.glob("*/trials/*/checkpoints"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"components": ()}, "at least one number"),
+        ({"components": (0,)}, "components must be above 0"),
+        ({"widths": (-1.0,)}, "widths must be above 0"),
+        ({"protocols": ("fair",)}, "protocol"),
+        ({"covariance": "ful"}, 'did you mean "full"'),
+        ({"samples": 0}, "samples must be above 0"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused_with_a_sentence(changes, sentence):
+    with pytest.raises(ncode.InputError, match=sentence):
+        smoke(**changes)
+
+
+def test_controls_can_be_sampled_in_place_of_codes(source, tmp_path):
+    options = RunOptions(out=tmp_path, device="cpu", quiet=True)
+    settings = {"source": str(source), "components": (2,), "widths": (), "protocols": ("paper",)}
+    ends = [
+        results(run(smoke(models=("auton-code",), space=space, **settings), "smoke", options))["auton-code"]["metrics"]
+        for space in ("code", "control")
+    ]
+    assert ends[0]["distance floor"] == ends[1]["distance floor"]
+    assert ends[0]["distance paper 2"] != ends[1]["distance paper 2"]
+
+
+def test_samples_that_copy_the_test_set_are_found_out():
+    sets = ImageSets(draw_digits(60, generator=0), draw_digits(40, generator=1, split="test"))
+    near, nearer = neighbours_of(sets.test.images[:10], sets)
+    assert torch.equal(near[:, 0], sets.test.images[:10])
+    assert nearer == 1.0
+    assert neighbours_of(sets.train.images[:10], sets)[1] == 0.0
+
+
+def test_images_are_scored_better_the_nearer_they_are_to_test_images():
+    test = draw_digits(200, generator=0).images
+    judge = Judge(test, None)
+    same, other, noise = (judge(images) for images in (test, draw_digits(200, generator=1).images, 255 - test))
+    assert same["distance"] < 1e-6 < other["distance"] < noise["distance"]
+    assert other["kernel distance"] < noise["kernel distance"]
+
+
+def test_the_papers_numbers_stand_beside_mixtures_of_test_codes():
+    found = {(each.model, each.dataset, each.metric): each.value for each in Generate.paper}
+    assert found["auton-code", "cifar10", "fid paper 1000"] == 24.19
+    assert {column.metric for column in Generate.columns} >= {metric for _, _, metric in found}
+
+
+def test_clusters_of_codes_and_of_pixels_are_compared_with_labels(options, source):
+    folder = run(Cluster(**{**Cluster.presets["smoke"], "source": str(source)}), "smoke", options)
+    found = results(folder)
+    assert set(found["pixels"]["metrics"]) == {
+        f"{way} {what}" for way in ("k-means", "spectral") for what in ("accuracy", "nmi")
+    }
+    assert set(found["auton-code"]["metrics"]) == {column.metric for column in Cluster.columns}
+    assert all(0 <= value <= 1 for result in found.values() for value in result["metrics"].values())
+    assert (folder / "figures" / "maps.png").is_file()
+
+
+def test_images_without_classes_are_not_clustered(monkeypatch):
+    faces = replace(draw_digits(20, generator=0), classes=())
+    monkeypatch.setattr(Cluster, "sets", lambda self: ImageSets(faces, faces))
+    with pytest.raises(ncode.InputError, match="celeba has no classes"):
+        Cluster(**{**Cluster.presets["smoke"], "dataset": "celeba"}).trials([0])
+
+
+def test_lines_and_squares_between_codes_are_drawn(options, source):
+    settings = {**Interpolate.presets["smoke"], "source": str(source), "models": ("auton-code", "vae"), "steps": 4}
+    folder = run(Interpolate(**settings), "smoke", options)
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == {"lines", "squares"}
+    metrics = results(folder)["vae"]["metrics"]
+    assert set(metrics) == {"error", "distance half-way", "distance floor"}
+
+
+def test_more_pairs_than_test_images_are_refused(tmp_path, source):
+    settings = {**Interpolate.presets["smoke"], "source": str(source), "pairs": 31}
+    with pytest.raises(ncode.InputError, match="31 pairs need 62 test images; there are 60"):
+        run(Interpolate(**settings), "smoke", RunOptions(out=tmp_path, device="cpu", quiet=True))
