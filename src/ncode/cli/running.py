@@ -9,6 +9,7 @@ from typing import Any
 from ..experiments import EXPERIMENTS, Experiment, run
 from ..solve import InputError
 from ..training import RunOptions
+from ..training.device import first_process
 from ..training.folder import find_unfinished, read_record
 from .form import Form, chosen_preset, parse
 from .naming import take_experiment
@@ -34,7 +35,7 @@ def answer(words: list[str]) -> int:
             raise InputError(f"there is no unfinished run of {kind.name} in {form.options.out}: leave --resume out")
         form, preset = _as_before(kind, before, rest, program)
         path = run(form.settings, preset, form.options, before)
-    if not form.options.quiet:
+    if not form.options.quiet and first_process():
         print(path)
     return 0
 

@@ -51,6 +51,15 @@ def start(options: RunOptions) -> Fabric:
     return fabric
 
 
+def first_process() -> bool:
+    """Whether this is the process that talks, of all that run the same.
+
+    >>> first_process()
+    True
+    """
+    return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+
+
 def _kind(options: RunOptions) -> str:
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if options.device == "cuda" and not there:
