@@ -10,8 +10,9 @@ import ncode
 from ncode.data import ImageSets, draw_digits
 from ncode.experiments.autoencode import Autoencode
 from ncode.experiments.cluster import Cluster
-from ncode.experiments.generate import Generate, neighbours_of
+from ncode.experiments.generate import Generate
 from ncode.experiments.interpolate import Interpolate
+from ncode.experiments.neighbours import neighbours_of
 from ncode.experiments.runner import run
 from ncode.experiments.scoring import Judge
 from ncode.training import RunOptions

@@ -65,7 +65,9 @@ def test_scores_show_both_protocols_the_floor_and_the_papers_stars():
 
 
 def test_samples_and_neighbours_have_a_panel_a_density():
-    assert len(draw_samples({"ae": {"10": pictures(36)}, "vae": {"10": pictures(36)}}).axes) == 2
+    figure = draw_samples({"ae": {"ten": pictures(36)}, "vae": {"ten": pictures(36)}})
+    assert [panel.get_title() for panel in figure.axes] == ["ten", ""]
+    assert [panel.get_ylabel() for panel in figure.axes] == ["AE", "VAE"]
     some = Neighbours(pictures(3), pictures(3, 4), 0.9)
     assert "10 components\n90% nearer to test" in texts(draw_neighbours({"10 components": some}))
 

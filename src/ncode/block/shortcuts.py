@@ -17,7 +17,7 @@ from ..control.motion import Motion, Outer, Still
 from ..dynamics.activations import ACTIVATIONS
 from ..dynamics.base import Dynamics
 from ..dynamics.structure import Product, Structure
-from ..solve import METHODS
+from ..solve import METHODS, fused
 from ..solve.exponential import linear_flow
 from ..solve.plastic import episode
 from ..solve.problem import transforming
@@ -95,15 +95,18 @@ def _linear(product: Product, task: Task, theta: Theta) -> Reached:
     numbers = not isinstance(t0, Tensor) and not isinstance(t1, Tensor)
     if w.dim() == 2 and numbers and (ts is None or ts.dim() == 1):
         return Reached(*_shared(w, columns, x0, float(t0), float(t1), ts), lambda: theta)
+    w = w.expand(task.batch, *w.shape[-2:])
+    once = task.settings.gradient != "autograd"  # no second derivatives are asked for
+    if columns is not None and numbers and ts is None and once and fused.available(w, columns):
+        return Reached(fused.flow(w, columns, x0, float(t1) - float(t0)), None, lambda: theta)
     flow = linear_flow(
-        w.expand(task.batch, *w.shape[-2:]),
+        w,
         x0,
         t0,
         t1,
         columns=columns,
         save_at=ts,
-        # An ordinary graph was asked for, with second derivatives.
-        formulation="matrix" if task.settings.gradient == "autograd" else "auto",
+        formulation="auto" if once else "matrix",
     )
     return Reached(flow.x, flow.xs, lambda: theta)
 

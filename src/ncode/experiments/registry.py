@@ -14,6 +14,10 @@ _PLACES = {
     "vanderpol": "vanderpol.VanDerPol",
     "memory": "memory.Memory",
     "classification": "classification.Classification",
+    "autoencode": "autoencode.Autoencode",
+    "generate": "generate.Generate",
+    "cluster": "cluster.Cluster",
+    "interpolate": "interpolate.Interpolate",
 }
 EXPERIMENTS = tuple(_PLACES)
 

@@ -136,7 +136,7 @@ def draw_flows(flows: Flows, model: str) -> Figure:
     """A row a point, a column a time: the field that the point meets then, and its way so far.
 
     >>> places, fields = torch.linspace(-1, 1, 5), torch.rand(2, 2, 5, 5, 2)
-    >>> flow = Flows(torch.tensor([0.0, 1.0]), places, fields, torch.rand(3), torch.rand(2, 3, 2))
+    >>> flow = Flows(torch.tensor([0.0, 1.0]), places, fields, torch.linspace(0, 1, 3), torch.rand(2, 3, 2))
     >>> len(draw_flows(flow, "closed-loop").axes)
     4
     """
@@ -158,7 +158,7 @@ def draw_fields(flows: Mapping[str, Flows]) -> Figure:
     """A column a model, a row a point: the field that the point meets half-way, and its whole way.
 
     >>> places, fields = torch.linspace(-1, 1, 5), torch.rand(2, 2, 5, 5, 2)
-    >>> flow = Flows(torch.tensor([0.0, 1.0]), places, fields, torch.rand(3), torch.rand(2, 3, 2))
+    >>> flow = Flows(torch.tensor([0.0, 1.0]), places, fields, torch.linspace(0, 1, 3), torch.rand(2, 3, 2))
     >>> len(draw_fields({"node": flow, "open-loop": flow}).axes)
     4
     """

@@ -44,11 +44,11 @@ def draw_samples(samples: Mapping[str, Mapping[str, Tensor]], columns: int = 6) 
     wide = len(next(iter(samples.values())))
     figure = new_figure(len(samples), wide, width=2.1, height=2.2)
     panels = figure.subplots(len(samples), wide, squeeze=False)
+    for panel, name in zip(panels[0], next(iter(samples.values())), strict=True):
+        panel.set_title(name, fontsize="small")
     for row, (model, each) in zip(panels, samples.items(), strict=True):
-        for panel, (name, images) in zip(row, each.items(), strict=True):
+        for panel, images in zip(row, each.values(), strict=True):
             show(panel, images, columns)
-            if row is panels[0]:
-                panel.set_title(name, fontsize="small")
         row[0].set_ylabel(title(model), fontsize="medium")
     return figure
 

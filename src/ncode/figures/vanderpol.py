@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -68,8 +69,6 @@ def draw_learning(curves: Mapping[float, Sequence[Mapping[str, Sequence[float]]]
     >>> len(draw_learning({2.0: [{"train step": [1, 2], "train mu": [1.0, 1.5]}]}).axes)
     1
     """
-    from matplotlib import colormaps
-
     figure = new_figure(1, 1, width=5.6, height=3.3)
     panel = figure.subplots()
     for place, (mu, seeds) in enumerate(curves.items()):

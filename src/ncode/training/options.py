@@ -15,11 +15,7 @@ Precision = Literal["32", "bf16", "16", "64"]
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How to run: seeds, devices, and where the files go. What is run is for the experiment to say.
-
-    >>> RunOptions(seed=3, seeds=2).all_seeds
-    (3, 4)
-    """
+    """How to run: seeds, devices, and where the files go. What is run is for the experiment to say."""
 
     seed: int = 0
     """Seed of the first trial: of its weights, its data and all that is random in a step."""
@@ -59,7 +55,11 @@ class RunOptions:
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
-        """The seeds to run."""
+        """The seeds to run.
+
+        >>> RunOptions(seed=3, seeds=2).all_seeds
+        (3, 4)
+        """
         return tuple(range(self.seed, self.seed + self.seeds))
 
 
