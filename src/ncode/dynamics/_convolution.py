@@ -7,24 +7,32 @@ For x (batch, c, H, W), w (batch, o, c, k, k), k odd, r = (k - 1) / 2, and zeros
 Its gradients are of the same kind: that of x is the convolution of y's gradient with w, turned by 180 degrees and with
 o and c exchanged; that of w[p, q] is the product of y's gradient with x, shifted by (p, q).
 
-A 1x1 convolution is a product of matrices, (o, c) (c, H W), for each sample. For larger kernels there are four ways:
+A 1x1 convolution is a product of matrices, (o, c) (c, H W), for each sample. For larger kernels there are three ways:
 
     grouped    the batch becomes the channels of one image and the samples its groups: torch's own conv2d.
-    unfolded   the k^2 shifted copies of x are written out, (k^2 c, H W): one product.
-    rows       the k copies that are shifted along a row are written out, (k c, (H + 2 r) W): shifts along a column are
-               then slices of that memory, and k products accumulate y.
-    shifted    x is written out once, with its border of zeros, (c, (H + 2 r) (W + 2 r)): all shifts are slices, and k^2
-               products accumulate y. The border makes it W + 2 r columns wide.
+    unfolded   the k^2 shifted copies of x are written out, (k^2 c, H W): one product. Plain torch, on any device.
+    implicit   the same product by Triton, which reads the shifted copies where they are (`_implicit_kernels.py`): for
+               NVIDIA GPUs of compute capability 8.0 or more.
 
-All are exact up to rounding, and have derivatives of any order, in forward and in reverse mode. Between them lies a
-trade of memory for the size of products; which is fastest was measured with benchmarks/probe_convolution.py (forward
-and backward, batch 128, 50 channels, 32 x 32, float32): see `_FASTEST`.
+All are exact up to rounding, and have derivatives of any order, in forward and in reverse mode. Which is fastest was
+measured with benchmarks/probe_convolution.py: an evaluation of 1x1, relu, 3x3, relu, 1x1 and its backward, batch 128,
+13 x 32 x 32, 50 filters, on an H200, in milliseconds from Python and as a CUDA graph, and MiB:
+
+                              float32               TF32 convolutions
+    grouped                   5.28    2.01    111   1.51    0.76    175
+    unfolded                  2.41    1.45    336   2.24    1.20    336
+    implicit                  1.95    0.99    111   2.03    0.67    111
+
+So a GPU takes "implicit", which compiled solves run as a graph. Where that is not available, "grouped" is next if torch
+may use TF32 for convolutions (its default), and "unfolded" otherwise. On a CPU all are bound by arithmetic: "grouped"
+needs the least memory, and is four times faster than "unfolded" at 16 channels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,9 +40,7 @@ from torch.nn import functional as F
 
 from ..solve.problem import choose
 from ..solve.status import InputError
-
-# On a CPU all are bound by arithmetic: grouped needs the least memory, and is four times faster at 16 channels.
-_FASTEST = {"cpu": "grouped", "cuda": "unfolded"}
+from . import _implicit
 
 
 def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
@@ -43,7 +49,7 @@ def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
     Args:
         x: (batch, c, H, W).
         w: (batch, o, c, k, k) with k odd.
-        formulation: "grouped", "unfolded", "rows", "shifted", or "auto": the fastest on x's device.
+        formulation: "grouped", "unfolded", "implicit", or "auto": the fastest on x's device.
 
     >>> import torch
     >>> x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 4, 3, 3, 3)
@@ -54,7 +60,7 @@ def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
     choose("formulation", formulation, FORMULATIONS)
     _check(x, w)
     if formulation == "auto":
-        formulation = "unfolded" if w.shape[-1] == 1 else _FASTEST.get(x.device.type, "grouped")
+        formulation = "unfolded" if w.shape[-1] == 1 else _fastest(x)
     if formulation == "grouped":
         return _grouped(x, w)
     if w.shape[-1] == 1:
@@ -62,7 +68,21 @@ def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
     if torch.is_autocast_enabled(x.device.type):  # backward runs outside of autocast, so both are cast here
         dtype = torch.get_autocast_dtype(x.device.type)
         x, w = x.to(dtype), w.to(dtype)
+    if formulation == "implicit" and not _implicit.available(x):
+        raise InputError(
+            'formulation "implicit" needs Triton, an NVIDIA GPU of compute capability 8.0 or more and float32, float16'
+            f' or bfloat16; given {x.dtype} on {x.device}: use "auto"'
+        )
     return _Convolution.apply(x, w, _FORMS[formulation])  # pyright: ignore[reportReturnType]
+
+
+def _fastest(x: Tensor) -> str:
+    """As measured: see above."""
+    if x.device.type != "cuda" or torch.compiler.is_exporting():  # others know torch's operators, and not ours
+        return "grouped"
+    if _implicit.available(x):
+        return "implicit"
+    return "grouped" if x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else "unfolded"
 
 
 def _grouped(x: Tensor, w: Tensor) -> Tensor:
@@ -70,7 +90,8 @@ def _grouped(x: Tensor, w: Tensor) -> Tensor:
     return y[0].unflatten(0, (len(x), -1))
 
 
-class _Form(NamedTuple):
+@dataclass(frozen=True, eq=False)  # torch.func would take a tuple apart
+class _Form:
     """A formulation: the convolution y of x and w, and the gradient of w from that of y, x and k."""
 
     convolve: Callable[[Tensor, Tensor], Tensor]
@@ -95,18 +116,53 @@ class _Convolution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         (grad,), (x, w) = grads, ctx.saved_tensors
-        turned = w.transpose(1, 2).flip(3, 4)
-        x_grad = _Convolution.apply(grad, turned, ctx.form) if ctx.needs_input_grad[0] else None
-        w_grad = ctx.form.correlate(grad, x, w.shape[-1]) if ctx.needs_input_grad[1] else None
+        x_grad = _Convolution.apply(grad, _turned(w), ctx.form) if ctx.needs_input_grad[0] else None
+        w_grad = _Correlation.apply(grad, x, w.shape[-1], ctx.form) if ctx.needs_input_grad[1] else None
         return x_grad, w_grad, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         x, w = ctx.saved_tensors
         dx, dw, _ = tangents
-        parts = [ctx.form.convolve(dx, w)] if dx is not None else []
-        parts += [ctx.form.convolve(x, dw)] if dw is not None else []
+        parts = [] if dx is None else [_Convolution.apply(dx, w, ctx.form)]
+        parts += [] if dw is None else [_Convolution.apply(x, dw, ctx.form)]
         return sum(parts[1:], parts[0])
+
+
+class _Correlation(torch.autograd.Function):
+    """The gradient of w, bilinear in y and x: its own gradients are convolutions again."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(y: Tensor, x: Tensor, k: int, form: _Form) -> Tensor:
+        return form.correlate(y, x, k)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        y, x, ctx.k, ctx.form = inputs
+        ctx.save_for_backward(y, x)
+        ctx.save_for_forward(y, x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        (grad,), (y, x) = grads, ctx.saved_tensors
+        y_grad = _Convolution.apply(x, grad, ctx.form) if ctx.needs_input_grad[0] else None
+        x_grad = _Convolution.apply(y, _turned(grad), ctx.form) if ctx.needs_input_grad[1] else None
+        return y_grad, x_grad, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        y, x = ctx.saved_tensors
+        dy, dx, *_ = tangents
+        parts = [] if dy is None else [_Correlation.apply(dy, x, ctx.k, ctx.form)]
+        parts += [] if dx is None else [_Correlation.apply(y, dx, ctx.k, ctx.form)]
+        return sum(parts[1:], parts[0])
+
+
+def _turned(w: Tensor) -> Tensor:
+    """The kernel that takes gradients back."""
+    return w.transpose(1, 2).flip(3, 4)
 
 
 def _unfolded(x: Tensor, w: Tensor) -> Tensor:
@@ -124,56 +180,9 @@ def _windows(x: Tensor, k: int) -> Tensor:
     return windows.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
 
 
-def _rows(x: Tensor, w: Tensor) -> Tensor:
-    kernels = w.permute(3, 0, 1, 2, 4).flatten(3)  # (k, batch, o, c k)
-    return _accumulate(kernels, _row_shifts(x, w.shape[-1])).unflatten(2, x.shape[2:])
-
-
-def _rows_gradient(y: Tensor, x: Tensor, k: int) -> Tensor:
-    parts = [torch.bmm(y.flatten(2), part.mT).unflatten(2, (-1, k)) for part in _row_shifts(x, k)]
-    return torch.stack(parts, 3)
-
-
-def _row_shifts(x: Tensor, k: int) -> list[Tensor]:
-    """Shifts along rows, written out, and those along columns as slices: k of (batch, c k, H W)."""
-    r, (height, width) = k // 2, x.shape[2:]
-    windows = F.pad(x, (r, r, r, r)).unfold(3, k, 1)  # (batch, c, H + 2 r, W, k), a view
-    joined = windows.permute(0, 1, 4, 2, 3).flatten(3).flatten(1, 2)
-    return [joined[:, :, p * width : (p + height) * width] for p in range(k)]
-
-
-def _shifted(x: Tensor, w: Tensor) -> Tensor:
-    kernels = w.permute(3, 4, 0, 1, 2).flatten(0, 1).contiguous()  # (k k, batch, o, c)
-    wide = _accumulate(kernels, _shifts(x, w.shape[-1])).unflatten(2, (x.shape[2], -1))
-    return wide[..., : x.shape[3]].contiguous()
-
-
-def _shifted_gradient(y: Tensor, x: Tensor, k: int) -> Tensor:
-    wide = F.pad(y, (0, 2 * (k // 2))).flatten(2)
-    return torch.stack([torch.bmm(wide, part.mT) for part in _shifts(x, k)], -1).unflatten(-1, (k, k))
-
-
-def _shifts(x: Tensor, k: int) -> list[Tensor]:
-    """All shifts as slices: k k of (batch, c, H (W + 2 r))."""
-    r, (height, width) = k // 2, x.shape[2:]
-    joined = F.pad(x, (r, r, r, r + 1)).flatten(2)  # one more row, since the last slices run over the end by 2 r
-    wide = width + 2 * r
-    starts = [p * wide + q for p in range(k) for q in range(k)]
-    return [joined[:, :, start : start + height * wide] for start in starts]
-
-
-def _accumulate(kernels: Tensor, parts: list[Tensor]) -> Tensor:
-    """The sum of kernel times part."""
-    y = torch.bmm(kernels[0], parts[0])
-    for kernel, part in zip(kernels[1:], parts[1:], strict=True):
-        y = torch.baddbmm(y, kernel, part)
-    return y
-
-
 _FORMS = {
     "unfolded": _Form(_unfolded, _unfolded_gradient),
-    "rows": _Form(_rows, _rows_gradient),
-    "shifted": _Form(_shifted, _shifted_gradient),
+    "implicit": _Form(_implicit.convolve, _implicit.correlate),
 }
 FORMULATIONS = ("auto", "grouped", *_FORMS)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..solve.problem import choose
-from ._convolution import sample_conv2d
+from ._convolution import FORMULATIONS, sample_conv2d
 from .activations import ACTIVATIONS
 from .base import Shape, Shapes, Theta, VectorField
 from .checks import count
@@ -34,6 +34,9 @@ class ConvBlock(VectorField):
         context: Channels of a control called "context" that the first layer sees beside x, as large as x: x(0) itself
             with `DataControl`.
         out: Channels of the result, where they are not those of x, for an acceleration in `SecondOrder`.
+        convolution: How kernels that are a sample's own are applied: "auto" takes what is fastest on the device;
+            "grouped" is torch's own conv2d, "unfolded" a product of matrices, "implicit" a kernel for NVIDIA GPUs. All
+            give the same up to rounding.
 
     >>> import ncode
     >>> dict(ncode.dynamics.ConvBlock(13, filters=50, controlled=("3x3",)).control_shapes)
@@ -52,11 +55,13 @@ class ConvBlock(VectorField):
         time: bool = False,
         context: int = 0,
         out: int | None = None,
+        convolution: str = "auto",
     ):
         super().__init__()
         self.channels, self.filters = count("channels", channels), count("filters", filters)
         self.out = count("out", channels if out is None else out)
         self.activation = choose("activation", activation, ACTIVATIONS)
+        self.convolution = choose("convolution", convolution, FORMULATIONS)
         self.time, self.context = bool(time), count("context", context, low=0)
         sizes = {
             "1x1 in": (filters, channels + self.context + self.time, 1, 1),
@@ -88,7 +93,7 @@ class ConvBlock(VectorField):
                 y = rho(y)
             if self.time:
                 y = torch.cat([y, t[:, None, None, None].expand(-1, 1, *y.shape[2:]).to(y.dtype)], 1)
-            y = convolve(y, weights[name], weights[f"{name} bias"])
+            y = convolve(y, weights[name], weights[f"{name} bias"], self.convolution)
         return y
 
     def config(self) -> dict[str, Any]:
@@ -101,15 +106,16 @@ class ConvBlock(VectorField):
             "time": self.time,
             "context": self.context,
             "out": self.out,
+            "convolution": self.convolution,
         }
 
 
-def convolve(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+def convolve(x: Tensor, w: Tensor, b: Tensor, formulation: str) -> Tensor:
     """Convolution that keeps height and width; kernel and bias may each be shared or a sample's own."""
     if w.dim() == 4:
         y = F.conv2d(x, w, b if b.dim() == 1 else None, padding=w.shape[-1] // 2)
         if b.dim() == 1:
             return y
     else:
-        y = sample_conv2d(x, w)
+        y = sample_conv2d(x, w, formulation)
     return y + (b[:, None, None] if b.dim() == 1 else b[:, :, None, None])
