@@ -180,3 +180,19 @@ def test_unused_parameters_are_left_as_they_are(tmp_path):
 def test_a_task_is_abstract():
     with pytest.raises(TypeError):
         Task()
+
+
+@pytest.mark.parametrize(
+    ("precision", "data", "product"), [("bf16", "float32", "bfloat16"), ("64", "float64", "float64")]
+)
+def test_mixed_precision_rounds_products_and_not_data(precision, data, product, tmp_path):
+    seen = []
+
+    def loss(model, batch, step):
+        out = model(batch["x"])
+        seen.append((batch["x"].dtype, out.dtype))
+        return Loss(out.float().mean(), {})
+
+    desk_at(tmp_path, precision=precision).fit(Changed(loss, steps=1, noisy=False))
+    torch.set_default_dtype(torch.float32)
+    assert seen == [(getattr(torch, data), getattr(torch, product))]

@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
+class Held:
+    """A batch that Fabric does not look into.
+
+    For mixed precision it would round the numbers of a batch to 16 bits before the loss sees them. Autocast decides
+    operation by operation what is safe to round, and data are none of it.
+    """
+
+    def __init__(self, batch: Any):
+        self.batch = batch
+
+
 class Objective(nn.Module):
     """The loss of a model as a module, so that what wraps it (DDP, autocast) sees all that the loss does with it."""
 
@@ -26,7 +37,7 @@ class Objective(nn.Module):
 
     def forward(self, batch: Any) -> Loss:
         """The loss of a batch."""
-        value, report = self._loss(self.model, batch)
+        value, report = self._loss(self.model, batch.batch if isinstance(batch, Held) else batch)
         if value.dim():
             raise InputError(f"a loss is one number; given one of shape {tuple(value.shape)}: take its mean")
         # What is only told must not look to DDP like something that will be differentiated.
@@ -43,10 +54,11 @@ class Engine:
         self._optimiser = task.optimiser(task.model.parameters())
         self._schedule = task.schedule(self._optimiser)
         self._objective, self._stepper = fabric.setup(Objective(task), self._optimiser)
+        self._mixed = str(fabric.strategy.precision.precision).endswith("mixed")
 
     def loss(self, batch: Any) -> Loss:
         """The loss of this device's share of a batch."""
-        return self._objective(batch)
+        return self._objective(Held(batch) if self._mixed else batch)
 
     def improve(self, loss: Loss) -> None:
         """Make it smaller, all devices together."""
