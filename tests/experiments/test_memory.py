@@ -9,6 +9,7 @@ import torch
 from ncode import InputError
 from ncode.experiments import run
 from ncode.experiments.memory import Memory, Remember, settled
+from ncode.report import gather
 from ncode.training import RunOptions, Trial
 
 SETTING = {"n": 40, "patterns": 2, "degradation": 0.5}
@@ -84,6 +85,22 @@ def test_a_smoke_run_draws_an_episode_and_the_curves_of_all_models(tmp_path):
     lines = [json.loads(line) for line in next(folder.glob("trials/ode-rnn-*/metrics.jsonl")).read_text().splitlines()]
     assert all(0 <= line["error"] <= 1 for line in lines)
     assert {line["kind"] for line in lines} == {"train", "evaluation"}
+
+
+def test_curves_of_several_runs_are_drawn_together_from_their_result_files_alone(tmp_path):
+    tiny = replace(Memory.preset("smoke"), models=("ncode", "ode-rnn"))
+    for patterns, batch in (((2,), 4), ((3,), 2)):
+        options = RunOptions(out=tmp_path, device="cpu", quiet=True)
+        run(replace(tiny, patterns=patterns, batch=batch), "smoke", options)
+    results = [result for one in gather([tmp_path]) for result in one.results]
+    pictures = {picture.name: picture.figure for picture in Memory.redraw(results)}
+    assert list(pictures) == ["error", "settings"]
+    both = pictures["error"].axes
+    assert [panel.get_title() for panel in both] == [f"n = 20, {p} patterns, 50 % of bits lost" for p in (2, 3)]
+    # Episodes are steps times the batch of the run that a curve comes from.
+    assert [max(panel.lines[0].get_xdata()) for panel in both] == [16, 16]
+    (only,) = pictures["settings"].axes
+    assert [line.get_label() for line in only.lines[:2]] == ["2 patterns", "3 patterns"]
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def _try(experiment: Experiment, trial: Trial, desk: Desk, about: dict[str, Any]
 def _about(experiment: Experiment, preset: str, options: RunOptions, device: Any) -> dict[str, Any]:
     """What run.json says of the run when it begins."""
     return {
-        "title": experiment.line,
+        "title": f"{experiment.name.capitalize()}: {experiment.line}",
         "question": experiment.question,
         "preset": preset,
         "settings": asdict(experiment),

@@ -41,7 +41,7 @@ def draw_reflection(flows: Mapping[str, Flow]) -> Figure:
     panels = figure.subplots(1, len(flows), sharey=True, squeeze=False)[0]
     for panel, (name, flow) in zip(panels, flows.items(), strict=True):
         _draw(panel, flow)
-        panel.set_title(f"{name}\nmean squared error {flow.error:.0e}", fontsize="medium")
+        panel.set_title(f"{name}\nmean squared error {flow.error:.2g}", fontsize="medium")
     panels[0].set_ylabel("x(t)")
     figure.colorbar(START, ax=list(panels), label="x(0)", ticks=[-1, 0, 1])
     return figure
