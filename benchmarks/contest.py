@@ -28,6 +28,7 @@ class Outcome(NamedTuple):
 
     loss: float
     gradients: list[Tensor]
+    x1: Tensor | None = None
 
 
 class Nfe(NamedTuple):
@@ -55,16 +56,19 @@ class Entry:
     library: str
     label: str
     variants: Mapping[str, Callable[[], Runner]]
+    apart: str = ""  # rows of another kind, which aims compare with their like alone
 
 
 @dataclass(frozen=True)
 class Aim:
-    """A ratio of times that we want: the best of our rows so labelled over the best of a peer's."""
+    """A ratio of times that we want: the best of our rows so labelled over the best of a peer's so labelled."""
 
     ours: str  # how our row's label begins
     peer: str
     ratio: float
     device: str = "cpu"
+    row: str = ""  # how the peer's label begins
+    apart: str = ""  # the kind of rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,6 +81,8 @@ class Contest:
     skipped: Mapping[str, str] = field(default_factory=dict)  # libraries that cannot take part, and why
     loss_tolerance: float = 1e-2
     gradient_tolerance: float = 0.1
+    reported: Sequence[str] = ()  # rows, by label, whose wrong gradient is reported and not refused
+    remark: Callable[[Any], str] | None = None  # what there is to say about a row (`measure.Row`) of ours
 
 
 class Skip(Exception):

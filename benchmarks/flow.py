@@ -19,6 +19,9 @@ from .contest import Aim, Contest, Entry, Outcome, Settings, Skip
 
 PEERS = ("torchdiffeq", "torchode", "diffrax")
 TorchField = Callable[[Any, Tensor, Sequence[Tensor]], Tensor]
+Prepare = Callable[[Any], Any]
+TIGHT: dict[str, Any] = {"method": "dopri8", "rtol": 1e-10, "atol": 1e-10}
+Step = tuple[Tensor, tuple[Tensor, ...], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +42,13 @@ class Flow:
     atol: float = 1e-6
     compiled: Sequence[str] | None = None  # the torch fields that are worth compiling; None for all
     ours: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # rows of ours: arguments for solve
+    generic: Sequence[str] | None = None  # which of our usual rows take part; None for all
+    our_fields: Mapping[str, TorchField] | None = None  # in place of the torch fields, for our rows
+    adjoints: Sequence[str] = ("checkpointed", "backsolve")  # diffrax's rows
+    prepare: Mapping[str, Prepare] = field(default_factory=dict)  # of a field's weights, once a solve
+    exact: Callable[[Tensor, Sequence[Tensor]], Tensor] | None = None  # x(t1), where that is known otherwise
+    tight: Mapping[str, Any] = field(default_factory=lambda: TIGHT)  # how the reference is solved
+    reference_device: str = "cpu"
 
     def leaves(self, device: str, dtype: torch.dtype = torch.float32) -> tuple[Tensor, tuple[Tensor, ...]]:
         """x0 and the weights, where and as the libraries get them."""
@@ -56,35 +66,40 @@ def loss_of(x1: Any) -> Any:
     return (x1 * x1).mean()
 
 
-def gradients(x1: Tensor, x0: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A training step's second half: the loss, and its gradient for whatever wants one."""
+def gradients(x1: Tensor, x0: Tensor, weights: Sequence[Tensor]) -> Step:
+    """A training step's second half: the loss, its gradient for whatever wants one, and x(t1)."""
     loss = loss_of(x1)
     wanted = [leaf for leaf in (x0, *weights) if leaf.requires_grad]
-    return loss.detach(), torch.autograd.grad(loss, wanted)
+    return loss.detach(), torch.autograd.grad(loss, wanted), x1.detach()
 
 
-def read(result: tuple[Tensor, Sequence[Tensor]]) -> Outcome:
+def read(result: Step) -> Outcome:
     """A torch step's result."""
-    loss, grads = result
-    return Outcome(float(loss), [grad.detach().double().cpu() for grad in grads])
+    loss, grads, x1 = result
+    return Outcome(float(loss), [grad.detach().double().cpu() for grad in grads], x1.double().cpu())
 
 
 def reference(flow: Flow) -> Outcome:
     """The answer in float64 at a tight tolerance. A wrong one would show as disagreement with every peer."""
-    x0, weights = flow.leaves("cpu", torch.float64)
+    x0, weights = flow.leaves(flow.reference_device, torch.float64)
     f = next(iter(flow.torch_fields.values()))
-    if flow.shared:
-        sol = ncode.solve(lambda t, x, _: f(t, x, weights), x0, 0.0, flow.t1, **TIGHT)
+    if flow.exact is not None:
+        x1 = flow.exact(x0, weights)
+    elif flow.shared:
+        x1 = ncode.solve(lambda t, x, _: f(t, x, weights), x0, 0.0, flow.t1, **flow.tight).x
     else:
-        sol = ncode.solve(f, x0, 0.0, flow.t1, theta=weights, **TIGHT)
-    return read(gradients(sol.x, x0, weights))
+        x1 = ncode.solve(f, x0, 0.0, flow.t1, theta=weights, **flow.tight).x
+    return read(gradients(x1, x0, weights))
 
 
-TIGHT: dict[str, Any] = {"method": "dopri8", "rtol": 1e-10, "atol": 1e-10}
+def compete(flow: Flow, settings: Settings, aims: Sequence[Aim] = (), **more: Any) -> Contest:
+    """A contest of every library's entries for a flow."""
+    entries, skipped = enter(flow, settings)
+    return Contest(entries, reference(flow), aims, skipped, **more)
 
 
-def compete(flow: Flow, settings: Settings, aims: Sequence[Aim] = (), **tolerances: float) -> Contest:
-    """Every library's entries for a flow; those that are not installed are skipped, and say so."""
+def enter(flow: Flow, settings: Settings) -> tuple[list[Entry], dict[str, str]]:
+    """Every library's entries for a flow; those that are not installed are skipped, and why."""
     skipped: dict[str, str] = {}
     entries: list[Entry] = []
     for library in ("ours", *PEERS):
@@ -97,4 +112,4 @@ def compete(flow: Flow, settings: Settings, aims: Sequence[Aim] = (), **toleranc
             skipped[library] = f"{missing.name} is not installed"
         except Skip as reason:
             skipped[library] = str(reason)
-    return Contest(entries, reference(flow), aims, skipped, **tolerances)
+    return entries, skipped

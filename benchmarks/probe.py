@@ -88,7 +88,7 @@ def probe(
     **facts: Any,
 ) -> dict[str, Any]:
     """Measure one candidate. One that fails is reported with its reason."""
-    budget = 0.2 if options.quick else 2.0
+    budget = getattr(options, "budget", 0.2 if options.quick else 2.0)
     row: dict[str, Any] = {"name": name, **facts}
     try:
         with torch.no_grad():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .contest import Aim, Contest
-from .measure import Row
+from .measure import Row, wrong_gradient
 
 HEAD = (
     "library",
@@ -19,6 +19,7 @@ HEAD = (
     "NFE",
     "backward",
     "MiB",
+    "error",
     "gradient error",
     "first, s",
     "f",
@@ -59,6 +60,7 @@ def _cells(row: Row, ours: Mapping[str, float]) -> tuple[str, ...]:
         nfe,
         back,
         "" if row.memory is None else f"{row.memory / 2**20:.1f}",
+        "" if row.error is None else f"{row.error:.1e}",
         f"{row.gradient_error:.1e}",
         f"{row.first:.1f}",
         row.variant,
@@ -70,7 +72,13 @@ def notes(rows: Sequence[Row], failed: Mapping[str, str], contest: Contest, devi
     lines = [""]
     for verdict in _judge(rows, contest.aims, device):
         word = "reached" if verdict["reached"] else "NOT reached"
-        lines.append(f"aim {verdict['aim']:g}: {verdict['ours']} / {verdict['peer']} = {verdict['ratio']:.2f}, {word}")
+        lines.append(f"aim {verdict['aim']:g}: {verdict['ours']} / {verdict['peer']} = {verdict['ratio']:.3f}, {word}")
+    lines += [f"{row.name}: {remark}" for row in rows if (remark := _remark(row, contest))]
+    lines += [
+        f"WRONG GRADIENT {row.name}: its relative error is {row.gradient_error:.2g}"
+        for row in rows
+        if wrong_gradient(row, contest)
+    ]
     lines += [f"skipped {peer}: {why}" for peer, why in contest.skipped.items()]
     lines += [
         f"left out {row.name}, {variant}: {why}"
@@ -85,8 +93,9 @@ def _judge(rows: Sequence[Row], aims: Sequence[Aim], device: str) -> list[dict[s
     """Each aim that can be judged: the best of our rows of that kind against the best of the peer's."""
     verdicts = []
     for aim in aims:
-        ours = [row for row in rows if row.entry.library == "ncode" and row.entry.label.startswith(aim.ours)]
-        peers = [row for row in rows if row.entry.library == aim.peer]
+        like = [row for row in rows if row.entry.apart == aim.apart]
+        ours = [row for row in like if row.entry.library == "ncode" and row.entry.label.startswith(aim.ours)]
+        peers = [row for row in like if row.entry.library == aim.peer and row.entry.label.startswith(aim.row)]
         if aim.device != device or not ours or not peers:
             continue
         us, them = (min(some, key=lambda row: row.seconds) for some in (ours, peers))
@@ -108,11 +117,19 @@ def record(title: str, rows: Sequence[Row], failed: Mapping[str, str], contest: 
     return {
         "title": title,
         "reference_loss": contest.reference.loss,
-        "rows": [_row(row) for row in rows],
+        "rows": [
+            {**_row(row), "wrong_gradient": wrong_gradient(row, contest), "remark": _remark(row, contest)}
+            for row in rows
+        ],
         "aims": _judge(rows, contest.aims, device),
         "skipped": dict(contest.skipped),
         "failed": dict(failed),
     }
+
+
+def _remark(row: Row, contest: Contest) -> str | None:
+    """What the workload says about a row of ours."""
+    return contest.remark(row) if contest.remark is not None and row.entry.library == "ncode" else None
 
 
 def _row(row: Row) -> dict[str, Any]:
@@ -127,6 +144,7 @@ def _row(row: Row) -> dict[str, Any]:
         "nfe": None if row.nfe is None else row.nfe._asdict(),
         "peak_bytes": row.memory,
         "loss": row.loss,
+        "error": row.error,
         "gradient_error": row.gradient_error,
         "tried": row.tried,
     }

@@ -15,28 +15,37 @@ README = ROOT / "benchmarks" / "README.md"
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
+STRUCTURE = ("convolutions", "linear-flow", "plastic")  # workloads with rows of their own, so a table of their own
+WRONG = 0.1  # a gradient's relative error from which on it is told
+
+
 def tables() -> str:
-    """One table a device, from the result files."""
-    paths = sorted((ROOT / "results").glob("bench-solver-*.json"))
-    return "\n\n".join(_device(json.loads(path.read_text()), path.name) for path in paths)
+    """Two tables a device, from the result files."""
+    found = []
+    for path in sorted((ROOT / "results").glob("bench-solver-*.json")):
+        data = json.loads(path.read_text())
+        versions, device = data["versions"], data.get("device_name", data["device"])
+        threads = f"{data['threads']} CPU thread"
+        found.append(f"**{device}**, torch {versions['torch']}, {threads} (`results/{path.name}`); milliseconds")
+        for structure in (False, True):
+            some = {name: it for name, it in data["workloads"].items() if (name in STRUCTURE) == structure}
+            found += [_table(some)] if some else []
+    return "\n\n".join(found)
 
 
-def _device(data: dict[str, Any], name: str) -> str:
-    versions = data["versions"]
-    name_of = data.get("device_name", data["device"])
-    lines = [
-        f"**{name_of}**, torch {versions['torch']}, {data['threads']} CPU thread (`results/{name}`); milliseconds",
-        "",
-        "| | " + " | ".join(data["workloads"]) + " |",
-        "|---|" + "---:|" * len(data["workloads"]),
-    ]
+def _table(workloads: dict[str, Any]) -> str:
     rows: dict[str, dict[str, str]] = {}
-    for workload, found in data["workloads"].items():
+    for workload, found in workloads.items():
         for row in found["rows"]:
-            label = f"{row['library']}, {row['label']}"
-            rows.setdefault(label, {})[workload] = f"{row['seconds'] * 1e3:.1f}"
-    for label, cells in rows.items():
-        lines.append(f"| {label} | " + " | ".join(cells.get(workload, "") for workload in data["workloads"]) + " |")
+            cell = f"{row['seconds'] * 1e3:.1f}"
+            if row["gradient_error"] > WRONG:
+                cell += f" (gradient off by {row['gradient_error']:.2g})"
+            rows.setdefault(f"{row['library']}, {row['label']}", {})[workload] = cell
+    lines = ["| | " + " | ".join(workloads) + " |", "|---|" + "---:|" * len(workloads)]
+    ours_first = sorted(rows.items(), key=lambda row: not row[0].startswith("ncode"))
+    lines += [
+        f"| {label} | " + " | ".join(cells.get(name, "") for name in workloads) + " |" for label, cells in ours_first
+    ]
     return "\n".join(lines)
 
 

@@ -57,8 +57,38 @@ def test_a_workload_of_our_own_structure_agrees_with_its_reference(workload, tmp
     if find_spec("torchdiffeq") is not None:
         assert {aim["peer"].split(", ")[0] for aim in found["aims"]} == {"torchdiffeq"}
         assert any(row["label"] == "as the paper writes it" for row in found["rows"])
+    wrong = {row["label"] for row in found["rows"] if row["wrong_gradient"]}
+    assert wrong <= ({"as the paper writes it", "adjoint"} if workload == "linear-flow" else set())
+    for label in wrong:
+        assert f"WRONG GRADIENT torchdiffeq, {label}: its relative error is" in done.stdout
     if workload == "convolutions":
         assert re.search(r"ncode, eager: the floor for \d+\.\d evaluations is .* ms in float32", done.stdout)
+
+
+def test_a_wrong_gradient_is_refused_unless_its_workload_reports_it(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.contest import Contest, Entry, Outcome, Runner
+    from benchmarks.measure import Row, disagreement
+    from benchmarks.report import notes
+
+    def row(label, gradient_error):
+        idle = Runner(lambda: None, lambda found: found, lambda: None, lambda: None)
+        return Row(Entry("peer", label, {}), "", idle, first=0.0, loss=1.0, gradient_error=gradient_error)
+
+    contest = Contest([], Outcome(1.0, []), reported=("adjoint",))
+    assert disagreement(row("backprop", 0.01), contest) is None
+    assert "relative error is 11" in str(disagreement(row("backprop", 11.0), contest))
+    assert "relative error is nan" in str(disagreement(row("backprop", float("nan")), contest))
+    assert disagreement(row("adjoint", 11.0), contest) is None
+    printed = notes([row("adjoint", 11.0), row("backprop", 0.01)], {}, contest, "cpu")
+    assert [line for line in printed if line] == ["WRONG GRADIENT peer, adjoint: its relative error is 11"]
+
+
+def test_results_name_no_machine_s_folders():
+    for file in (ROOT / "results").glob("bench-*.json"):
+        data = json.loads(file.read_text())
+        for command in (data["command"], *(found["command"] for found in data["workloads"].values())):
+            assert not re.search(r"(^|\s)/", command), f"{file.name}: {command}"
 
 
 def test_every_workload_is_offered():

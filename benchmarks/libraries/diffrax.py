@@ -33,12 +33,13 @@ def entries(flow: Flow, settings: Settings) -> list[Entry]:
             "diffrax",
             label,
             {
-                f"{name}, {kind}": functools.partial(_build, flow, f, adjoint, kind == "one solve", device)
+                f"{name}, {kind}": functools.partial(_build, flow, name, adjoint, kind == "one solve", device)
                 for kind in kinds
-                for name, f in flow.jax_fields.items()
+                for name in flow.jax_fields
             },
         )
         for label, adjoint in adjoints.items()
+        if label in flow.adjoints
     ]
 
 
@@ -64,7 +65,8 @@ def _solve(flow: Flow, f: Callable[..., Any], adjoint: diffrax.AbstractAdjoint) 
     return solve
 
 
-def _build(flow: Flow, f: Callable[..., Any], adjoint: diffrax.AbstractAdjoint, together: bool, device: Any) -> Runner:
+def _build(flow: Flow, name: str, adjoint: diffrax.AbstractAdjoint, together: bool, device: Any) -> Runner:
+    f, prepare = flow.jax_fields[name], flow.prepare.get(name, lambda given: given)
     axis = None if flow.shared else 0
     if together:
         solve = _solve(flow, jax.vmap(f, in_axes=(None, 0, axis)), adjoint)
@@ -72,8 +74,8 @@ def _build(flow: Flow, f: Callable[..., Any], adjoint: diffrax.AbstractAdjoint, 
         solve = jax.vmap(_solve(flow, f, adjoint), in_axes=(0, axis))
 
     def loss(x: Any, weights: Any) -> Any:
-        x1, steps = solve(x, weights)
-        return loss_of(x1), steps
+        x1, steps = solve(x, prepare(weights))
+        return loss_of(x1), (steps, x1)
 
     wanted = 1 if flow.shared else (0, 1)
     x0, *weights = (jax.device_put(np.asarray(leaf, dtype=np.float32), device) for leaf in (flow.x0, *flow.weights))
@@ -85,12 +87,12 @@ def _build(flow: Flow, f: Callable[..., Any], adjoint: diffrax.AbstractAdjoint, 
         return jax.block_until_ready(step(*arguments))
 
     def read(result: Any) -> Outcome:
-        (value, _), grads = result
-        leaves = jax.tree.leaves(grads)
-        return Outcome(float(value), [torch.from_numpy(np.array(leaf, dtype=np.float64)) for leaf in leaves])
+        (value, (_, x1)), grads = result
+        found = [torch.from_numpy(np.array(leaf, dtype=np.float64)) for leaf in (*jax.tree.leaves(grads), x1)]
+        return Outcome(float(value), found[:-1], found[-1])
 
     def nfe() -> Nfe:
-        (_, steps), _ = run()
+        (_, (steps, _)), _ = run()
         counts = STAGES * steps + (2 if flow.dt is None else 1)
         most = None if together else float(jnp.max(counts))
         return Nfe(float(jnp.mean(counts)), most)

@@ -11,7 +11,7 @@ from torch import Tensor
 import ncode
 
 from ..contest import Entry, Nfe, Runner, Settings, synchronise
-from ..flow import Flow, TorchField, gradients, read
+from ..flow import Flow, Step, TorchField, gradients, read
 from ..memory import peak_bytes
 
 # What differs between our rows; a workload may add its own.
@@ -25,7 +25,8 @@ ROWS: dict[str, dict[str, Any]] = {
 
 def entries(flow: Flow, settings: Settings) -> list[Entry]:
     """Our rows: each searches the formulations of the dynamics for the fastest."""
-    rows = {**ROWS, **flow.ours}
+    usual = {label: how for label, how in ROWS.items() if flow.generic is None or label in flow.generic}
+    rows = {**usual, **flow.ours}
     return [
         Entry("ncode", label, _variants(flow, settings, arguments))
         for label, arguments in rows.items()
@@ -34,23 +35,25 @@ def entries(flow: Flow, settings: Settings) -> list[Entry]:
 
 
 def _variants(flow: Flow, settings: Settings, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    names = flow.torch_fields
-    if arguments.get("compile") and flow.compiled is not None:
+    names = fields_of(flow)
+    if arguments.get("compile") and flow.compiled is not None and flow.our_fields is None:
         names = flow.compiled
     return {name: functools.partial(_build, flow, settings, arguments, name) for name in names}
 
 
 def _build(flow: Flow, settings: Settings, arguments: Mapping[str, Any], name: str) -> Runner:
     x0, weights = flow.leaves(settings.device)
-    f = flow.torch_fields[name]
+    f = fields_of(flow)[name]
     known = {"rtol": flow.rtol, "atol": flow.atol, "dt": flow.dt, **arguments}
     dynamics = _closed(f, weights) if flow.shared else f
 
+    prepare = flow.prepare.get(name, lambda given: given)
+
     def solve() -> ncode.Solution:
-        theta = None if flow.shared else weights
+        theta = None if flow.shared else prepare(weights)
         return ncode.solve(dynamics, x0, 0.0, flow.t1, theta=theta, **known)
 
-    def run() -> tuple[Tensor, tuple[Tensor, ...]]:
+    def run() -> Step:
         result = gradients(solve().x, x0, weights)
         synchronise(settings.device)
         return result
@@ -63,6 +66,11 @@ def _build(flow: Flow, settings: Settings, arguments: Mapping[str, Any], name: s
         return Nfe(float(forward.mean()), float(forward.max()), back)
 
     return Runner(run, read, nfe, lambda: peak_bytes(run, settings.device))
+
+
+def fields_of(flow: Flow) -> Mapping[str, TorchField]:
+    """The dynamics as we enter them."""
+    return flow.torch_fields if flow.our_fields is None else flow.our_fields
 
 
 def _closed(f: TorchField, weights: tuple[Tensor, ...]) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchdiffeq import odeint, odeint_adjoint
 
 from ..contest import Entry, Nfe, Runner, Settings, synchronise
-from ..flow import Flow, TorchField, gradients, read
+from ..flow import Flow, Prepare, Step, TorchField, gradients, read
 from ..memory import peak_bytes
 
 Solve = Callable[[Callable[..., Any], Tensor, Sequence[Tensor]], Tensor]
@@ -22,7 +22,9 @@ def entries(flow: Flow, settings: Settings) -> list[Entry]:
 
     def row(label: str, solves: dict[str, Solve], fields: dict[str, TorchField]) -> Entry:
         variants = {
-            ", ".join(filter(None, (name, how))): functools.partial(_build, flow, settings, f, solve)
+            ", ".join(filter(None, (name, how))): functools.partial(
+                _build, flow, settings, f, solve, flow.prepare.get(name)
+            )
             for how, solve in solves.items()
             for name, f in fields.items()
         }
@@ -35,11 +37,15 @@ def entries(flow: Flow, settings: Settings) -> list[Entry]:
         row("adjoint", adjoints, fields),
     ]
     if not flow.shared:
-        rows.insert(0, row("as the paper writes it", {"": _paper(flow)}, fields))
+        written = {name: f for name, f in fields.items() if name not in flow.prepare}
+        rows.insert(0, row("as the paper writes it", {"": _paper(flow)}, written))
     if settings.compile:
         names = list(fields) if flow.compiled is None else flow.compiled
         compiled = {name: torch.compile(fields[name]) for name in names[:1]}
         rows.append(row("backprop, f compiled", {"": _backprop(flow)}, compiled))
+    if flow.our_fields is not None:
+        ours = row("backprop", {"": _backprop(flow)}, dict(flow.our_fields))
+        rows.append(Entry("torchdiffeq + ncode", ours.label, ours.variants))
     return rows
 
 
@@ -91,11 +97,14 @@ def _paper(flow: Flow) -> Solve:
     return solve
 
 
-def _build(flow: Flow, settings: Settings, f: TorchField, solve: Solve) -> Runner:
+def _build(flow: Flow, settings: Settings, f: TorchField, solve: Solve, prepare: Prepare | None) -> Runner:
     x0, weights = flow.leaves(settings.device)
 
-    def run() -> tuple[Tensor, tuple[Tensor, ...]]:
-        result = gradients(solve(f, x0, weights), x0, weights)
+    def prepared() -> Sequence[Tensor]:
+        return weights if prepare is None else prepare(weights)
+
+    def run() -> Step:
+        result = gradients(solve(f, x0, prepared()), x0, weights)
         synchronise(settings.device)
         return result
 
@@ -107,7 +116,7 @@ def _build(flow: Flow, settings: Settings, f: TorchField, solve: Solve) -> Runne
             calls += 1
             return f(t, x, theta)
 
-        x1 = solve(counted, x0, weights)
+        x1 = solve(counted, x0, prepared())
         forward = calls
         gradients(x1, x0, weights)
         return Nfe(forward, backward=calls - forward)

@@ -10,13 +10,15 @@ import torch
 import torchode
 from torch import Tensor
 
-from ..contest import Entry, Nfe, Runner, Settings, synchronise
-from ..flow import Flow, TorchField, gradients, read
+from ..contest import Entry, Nfe, Runner, Settings, Skip, synchronise
+from ..flow import Flow, Prepare, Step, TorchField, gradients, read
 from ..memory import peak_bytes
 
 
 def entries(flow: Flow, settings: Settings) -> list[Entry]:
     """Its solver is as it is fastest: integral control, no gradient through step sizes, no statistics."""
+    if flow.x0.dim() != 2:
+        raise Skip("its state must be (batch, features)")
     fields = dict(flow.torch_fields)
     rows = [Entry("torchode", "backprop", _variants(flow, settings, fields, compile=False))]
     if settings.compile:
@@ -27,7 +29,10 @@ def entries(flow: Flow, settings: Settings) -> list[Entry]:
 
 
 def _variants(flow: Flow, settings: Settings, fields: dict[str, TorchField], compile: bool) -> dict[str, Any]:
-    return {name: functools.partial(_build, flow, settings, f, compile) for name, f in fields.items()}
+    return {
+        name: functools.partial(_build, flow, settings, f, compile, flow.prepare.get(name))
+        for name, f in fields.items()
+    }
 
 
 def _solver(flow: Flow, f: Callable[..., Any]) -> torchode.AutoDiffAdjoint:
@@ -40,7 +45,7 @@ def _solver(flow: Flow, f: Callable[..., Any]) -> torchode.AutoDiffAdjoint:
     return torchode.AutoDiffAdjoint(method, controller, backprop_through_step_size_control=False)
 
 
-def _build(flow: Flow, settings: Settings, f: TorchField, compile: bool) -> Runner:
+def _build(flow: Flow, settings: Settings, f: TorchField, compile: bool, prepare: Prepare | None) -> Runner:
     x0, weights = flow.leaves(settings.device)
     t0 = torch.zeros(len(x0), device=x0.device)
     t1 = torch.full_like(t0, flow.t1)
@@ -51,9 +56,9 @@ def _build(flow: Flow, settings: Settings, f: TorchField, compile: bool) -> Runn
 
     def end(solve: Callable[..., Any]) -> Tensor:
         problem = torchode.InitialValueProblem(y0=x0, t_start=t0, t_end=t1)
-        return solve(problem, dt0=dt0, args=weights).ys[:, -1]
+        return solve(problem, dt0=dt0, args=weights if prepare is None else prepare(weights)).ys[:, -1]
 
-    def run() -> tuple[Tensor, tuple[Tensor, ...]]:
+    def run() -> Step:
         result = gradients(end(solve), x0, weights)
         synchronise(settings.device)
         return result

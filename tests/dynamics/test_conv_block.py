@@ -6,6 +6,8 @@ from torch.autograd import gradcheck
 from torch.nn import functional as F
 
 import ncode
+from ncode.dynamics import conv_block
+from ncode.dynamics._convolution import sample_conv2d
 
 DOUBLE = torch.float64
 KERNELS = ("1x1 in", "3x3", "1x1 out")
@@ -83,3 +85,35 @@ def test_a_context_image_of_any_size_is_for_data_control_alone():
         assert block(torch.randn(2, 3, size, size)).shape == (2, 3, size, size)
     with pytest.raises(ncode.InputError, match="left open"):
         ncode.NCODE(ncode.dynamics.ConvBlock(3, controlled=(), context=3), ncode.OpenLoop(torch.nn.Linear(3, 3)))
+
+
+def test_the_formulation_of_convolutions_can_be_chosen_and_changes_nothing_but_rounding(monkeypatch):
+    asked = []
+
+    def watched(x, w, formulation):
+        asked.append(formulation)
+        return sample_conv2d(x, w, formulation)
+
+    monkeypatch.setattr(conv_block, "sample_conv2d", watched)
+    x, t, found = torch.randn(2, 2, 4, 5, dtype=DOUBLE), torch.zeros(2, dtype=DOUBLE), {}
+    theta = random_control(ncode.dynamics.ConvBlock(2, filters=3), 2, DOUBLE)
+    for name in ("auto", "grouped", "unfolded"):
+        f = ncode.dynamics.ConvBlock(2, filters=3, convolution=name).double()
+        for bias in KERNELS:
+            torch.nn.init.zeros_(f.weights.learned[f"{bias} bias"])
+        found[name] = f(t, x, theta)
+    assert asked == ["auto"] * 3 + ["grouped"] * 3 + ["unfolded"] * 3
+    torch.testing.assert_close(found["grouped"], found["auto"])
+    torch.testing.assert_close(found["unfolded"], found["auto"])
+
+
+def test_the_formulation_is_checked_shown_and_kept(tmp_path):
+    with pytest.raises(ncode.InputError, match=r'unknown convolution .* did you mean "grouped"'):
+        ncode.dynamics.ConvBlock(2, convolution="groups")
+    f = ncode.dynamics.ConvBlock(2, filters=3, convolution="grouped")
+    assert "convolution='grouped'" in repr(f)
+    gamma = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(2 * 4 * 4, 3))
+    block = ncode.NCODE(f, ncode.OpenLoop(gamma))
+    block(torch.randn(1, 2, 4, 4))
+    block.save_pretrained(tmp_path)
+    assert ncode.NCODE.from_pretrained(tmp_path).dynamics.convolution == "grouped"

@@ -1,3 +1,5 @@
+from typing import NamedTuple
+
 import pytest
 import torch
 from hypothesis import given
@@ -6,6 +8,7 @@ from torch.nn import functional as F
 
 import ncode
 from ncode import InputError
+from ncode.dynamics import _convolution, _implicit
 from ncode.dynamics._convolution import FORMULATIONS, sample_conv2d
 
 DOUBLE = torch.float64
@@ -133,3 +136,26 @@ def test_a_misspelt_formulation_gets_the_nearest():
 def test_the_formulation_for_gpus_says_what_it_needs():
     with pytest.raises(InputError, match=r'needs Triton, an NVIDIA GPU .* given torch.float64 on cpu: use "auto"'):
         sample_conv2d(*problem(), "implicit")
+
+
+class Somewhere(NamedTuple):
+    device: torch.device
+    dtype: torch.dtype
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "tf32", "triton", "expected"),
+    [
+        ("cpu", torch.float32, True, True, "grouped"),
+        ("cuda", torch.float32, False, True, "implicit"),
+        ("cuda", torch.float32, True, True, "implicit"),
+        ("cuda", torch.float64, True, True, "unfolded"),
+        ("cuda", torch.float32, False, False, "unfolded"),
+        ("cuda", torch.float32, True, False, "grouped"),
+        ("mps", torch.float32, True, True, "grouped"),
+    ],
+)
+def test_the_choice_follows_device_precision_and_what_is_installed(monkeypatch, device, dtype, tf32, triton, expected):
+    monkeypatch.setattr(_implicit, "_has_triton", lambda index: triton)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    assert _convolution._fastest(Somewhere(torch.device(device), dtype)) == expected

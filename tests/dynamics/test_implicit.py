@@ -1,5 +1,6 @@
 """The Triton kernels for per-sample convolutions: here by an emulation of Triton's language, on a GPU themselves."""
 
+import itertools
 import types
 
 import pytest
@@ -76,11 +77,10 @@ class Language:
 def emulated(monkeypatch):
     language = Language()
 
-    def launch(kernel, grid, blocks, precision, *arguments):
-        tensors = [Pointer(tensor.view(-1)) for tensor in arguments[:3]]
-        for program in torch.cartesian_prod(*(torch.arange(size) for size in grid)).tolist():
+    def launch(kernel, grid, tensors, sizes, blocks):
+        for program in itertools.product(*map(range, grid)):
             language.program = program
-            kernel(*tensors, *arguments[3:], blocks.rows, blocks.inner, precision)
+            kernel(*(Pointer(tensor.view(-1)) for tensor in tensors), *sizes)
 
     monkeypatch.setattr(_implicit_kernels, "tl", language)
     monkeypatch.setattr(_implicit_kernels, "_launch", launch)
@@ -96,6 +96,16 @@ def test_the_kernels_compute_convolutions_and_stay_within_memory(emulated, shape
     torch.testing.assert_close(_implicit_kernels.convolve(x, w, blocks), y)
     torch.testing.assert_close(_implicit_kernels.convolve(grad, turned, blocks), x_grad)
     torch.testing.assert_close(_implicit_kernels.correlate(grad, x, shape[-1], blocks), w_grad)
+
+
+@pytest.mark.skipif(_implicit_kernels._found, reason="Triton is here: its kernels are no plain functions")
+@pytest.mark.parametrize(("dtype", "channels"), [(torch.float64, 6), (torch.float32, 8), (torch.bfloat16, 8)])
+def test_an_image_is_laid_out_with_its_border_and_whole_lines(emulated, dtype, channels, monkeypatch):
+    x = torch.randn(2, 5, 3, 4).to(dtype)
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *shape: self.new_full(shape, torch.nan))
+    laid = _implicit_kernels.lay(x, 3)
+    expected = F.pad(x, (1, 1, 1, 1)).permute(0, 2, 3, 1)
+    torch.testing.assert_close(laid, F.pad(expected, (0, channels - 5)))
 
 
 @pytest.fixture

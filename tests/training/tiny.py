@@ -41,7 +41,7 @@ class Tiny(Task):
         return Loss(error, {"nfe": 12, "control norm": batch["x"].norm()})
 
     def evaluate(self, model):
-        x = torch.randn(16, 2)
+        x = torch.randn(16, 2, device=next(model.parameters()).device)
         return {"error": (model(x) - x[:, :1] * x[:, 1:]).square().mean()}
 
     def optimiser(self, parameters):

@@ -43,8 +43,8 @@ class Blocks(NamedTuple):
     stages: int
 
 
-CONVOLVE = {"tf32": Blocks(128, 32, 4, 3), "tf32x3": Blocks(128, 32, 8, 3)}
-CORRELATE = {"tf32": Blocks(64, 32, 4, 4), "tf32x3": Blocks(64, 32, 4, 4)}
+CONVOLVE = {"tf32": Blocks(256, 32, 8, 3), "tf32x3": Blocks(128, 32, 8, 3)}
+CORRELATE = {"tf32": Blocks(64, 32, 4, 4), "tf32x3": Blocks(64, 32, 4, 3)}
 _LAY = Blocks(64, 32, 4, 1)
 
 
@@ -60,7 +60,7 @@ def convolve(x: Tensor, w: Tensor, blocks: Blocks | None = None, precision: str 
     outs = _power(o)
     programs = batch * _pieces(height * width, blocks.rows) * _pieces(o, outs)
     sizes = (laid.shape[-1], o, height, width, k, outs, blocks.rows, blocks.inner, precision)
-    _launch(_convolve, programs, (laid, kernels.contiguous(), y), sizes, blocks)
+    _launch(_convolve, (programs,), (laid, kernels.contiguous(), y), sizes, blocks)
     return y
 
 
@@ -73,7 +73,7 @@ def correlate(y: Tensor, x: Tensor, k: int, blocks: Blocks | None = None, precis
     rows, outs = min(blocks.rows, _power(c)), _power(o)
     programs = batch * k * k * _pieces(c, rows) * _pieces(o, outs)
     sizes = (c, o, height, width, k, outs, rows, blocks.inner, precision)
-    _launch(_correlate, programs, (x.contiguous(), y.contiguous(), w), sizes, blocks)
+    _launch(_correlate, (programs,), (x.contiguous(), y.contiguous(), w), sizes, blocks)
     return w
 
 
@@ -87,7 +87,7 @@ def lay(x: Tensor, k: int) -> Tensor:
     laid = x.new_empty(batch, height + k - 1, width + k - 1, whole)
     places = laid.shape[1] * laid.shape[2]
     programs = batch * _pieces(places, _LAY.rows) * _pieces(whole, _LAY.inner)
-    _launch(_lay, programs, (x.contiguous(), laid), (c, whole, height, width, k, _LAY.rows, _LAY.inner), _LAY)
+    _launch(_lay, (programs,), (x.contiguous(), laid), (c, whole, height, width, k, _LAY.rows, _LAY.inner), _LAY)
     return laid
 
 
@@ -104,10 +104,12 @@ def _pieces(size: int, piece: int) -> int:
     return -(-size // piece)
 
 
-def _launch(kernel: Any, programs: int, tensors: Sequence[Tensor], sizes: Sequence[Any], blocks: Blocks) -> None:
-    if programs:
+def _launch(
+    kernel: Any, grid: tuple[int, ...], tensors: Sequence[Tensor], sizes: Sequence[Any], blocks: Blocks
+) -> None:
+    if 0 not in grid:
         with torch.cuda.device_of(tensors[0]):
-            kernel[(programs,)](*tensors, *sizes, num_warps=blocks.warps, num_stages=blocks.stages)
+            kernel[grid](*tensors, *sizes, num_warps=blocks.warps, num_stages=blocks.stages)
 
 
 @jit

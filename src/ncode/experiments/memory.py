@@ -103,7 +103,7 @@ class Memory(Experiment):
     everywhere: bool = False
     """Train every model at every setting. If not, models other than ncode are trained at the first degradation only,
     and LSTMs at the first number of patterns only."""
-    episodes: int = 1200
+    episodes: int = 2400
     """Episodes that ncode is trained for."""
     rival_episodes: int = 2400
     """Episodes that the other models are trained for."""

@@ -53,7 +53,7 @@ class Engine:
         self._model, self._fabric = task.model, fabric
         self._optimiser = task.optimiser(task.model.parameters())
         self._schedule = task.schedule(self._optimiser)
-        self._objective, self._stepper = fabric.setup(Objective(task), self._optimiser)
+        self._objective, self._stepper = fabric.setup(Objective(task).to(fabric.device), self._optimiser)
         self._mixed = str(fabric.strategy.precision.precision).endswith("mixed")
 
     def loss(self, batch: Any) -> Loss:
