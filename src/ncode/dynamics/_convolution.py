@@ -23,8 +23,9 @@ measured with benchmarks/probe_convolution.py: an evaluation of 1x1, relu, 3x3, 
     unfolded                  2.41    1.45    336   2.24    1.20    336
     implicit                  2.73    0.75    134   2.68    0.53    134
 
-So a GPU takes "implicit", which compiled solves run as a graph; from Python it is the host that takes the time. Where that is not available, "grouped" is next if torch
-may use TF32 for convolutions (its default), and "unfolded" otherwise.
+So a GPU takes "implicit", which compiled solves run as a graph; from Python it is the host that takes the time.
+Where that is not available, "grouped" is next if torch may use TF32 for convolutions (its default), and "unfolded"
+otherwise.
 
 A CPU takes "grouped": for a 3x3 with its backward, batch 8 and 32 x 32, one thread of an AMD EPYC took 39 ms against 52
 at 50 channels, and 2.4 against 8.1 at 16. With few samples "unfolded" may be faster (batch 4: 15.5 ms against 20 at 50
