@@ -82,3 +82,14 @@ def test_the_demo_ends_with_the_path_of_its_page(tmp_path, capsys):
     assert page == str(tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert all(f"ncode run {name}" in text or name in text for name in ("reflection", "annuli", "memory"))
+
+
+def test_report_draws_what_results_alone_can_show_and_knows_their_experiment(tmp_path):
+    out = tmp_path / "runs"
+    main(["run", "memory", *FAST, "--out", str(out), "--models", "ncode"])
+    main(["collect", str(out), "--out", str(tmp_path / "results")])
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "results"), "--out", str(page)]) == 0
+    text = page.read_text()
+    assert "Memory: bit patterns" in text
+    assert text.count("data:image/svg+xml") == 1

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..training.desk import Desk
 
 PRESETS = ("smoke", "quick", "paper")
+DOTS = 150  # an inch, of PNG figures
 
 
 class Finished(NamedTuple):
@@ -41,6 +42,13 @@ class Picture(NamedTuple):
     name: str
     figure: Figure
     caption: str
+
+    def save(self, folder: Path) -> tuple[Path, ...]:
+        """Write it as SVG and as PNG."""
+        paths = tuple(folder / f"{self.name}.{kind}" for kind in ("svg", "png"))
+        for path in paths:
+            self.figure.savefig(path, dpi=DOTS)
+        return paths
 
 
 @dataclass(frozen=True)
@@ -83,3 +91,18 @@ class Experiment(ABC):
     @abstractmethod
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """Draw what the trials that are done have kept. There may be fewer than `trials` has."""
+
+    @classmethod
+    def redraw(cls, results: Sequence[Result]) -> list[Picture]:
+        """What can be drawn of results alone, without what the trials kept. Nothing, unless an experiment says how."""
+        return []
+
+    @classmethod
+    def about(cls) -> dict[str, Any]:
+        """What a report says of the experiment: title, question, columns of its tables and the paper's numbers."""
+        return {
+            "title": f"{cls.name.capitalize()}: {cls.line}",
+            "question": cls.question,
+            "columns": [column._asdict() for column in cls.columns],
+            "paper": [reported._asdict() for reported in cls.paper],
+        }

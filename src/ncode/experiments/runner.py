@@ -15,8 +15,6 @@ from ..training.environment import command_line, describe
 from ..training.files import write_file
 from .base import Experiment, Finished
 
-DOTS = 150  # an inch, of PNG figures
-
 
 def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path | None = None) -> Path:
     """Run every trial that has no result yet, then draw.
@@ -66,12 +64,10 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
 
 def draw(experiment: Experiment, finished: Sequence[Finished], place: RunFolder) -> None:
     """Draw the figures of what is done."""
-    figures = []
-    for picture in experiment.figures(finished):
-        for kind in ("png", "svg"):
-            picture.figure.savefig(place.figures / f"{picture.name}.{kind}", dpi=DOTS)
-        figures.append({"name": picture.name, "caption": picture.caption})
-    place.update(figures=figures)
+    pictures = experiment.figures(finished)
+    for picture in pictures:
+        picture.save(place.figures)
+    place.update(figures=[{"name": picture.name, "caption": picture.caption} for picture in pictures])
 
 
 def _finished(trial: Trial, place: RunFolder) -> Finished:
@@ -100,13 +96,10 @@ def _try(experiment: Experiment, trial: Trial, desk: Desk, about: dict[str, Any]
 def _about(experiment: Experiment, preset: str, options: RunOptions, device: Any) -> dict[str, Any]:
     """What run.json says of the run when it begins."""
     return {
-        "title": f"{experiment.name.capitalize()}: {experiment.line}",
-        "question": experiment.question,
+        **experiment.about(),
         "preset": preset,
         "settings": asdict(experiment),
         "options": asdict(options) | {"out": options.out.name},
         "command": command_line(),
         **describe(device),
-        "columns": [column._asdict() for column in experiment.columns],
-        "paper": [reported._asdict() for reported in experiment.paper],
     }

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,10 @@ ENVIRONMENT = ("device", "commit", "started", "finished")
 
 
 def write_report(
-    runs: Sequence[str | Path], out: str | Path, about: Mapping[str, Mapping[str, Any]] | None = None
+    runs: Sequence[str | Path],
+    out: str | Path,
+    about: Mapping[str, Mapping[str, Any]] | None = None,
+    redraw: Callable[[Run, Path], Sequence[Drawing]] | None = None,
 ) -> Path:
     """Write one page about some runs, and return its path.
 
@@ -35,6 +39,7 @@ def write_report(
         runs: Run folders, result files, or folders of either: see `gather`.
         out: The file to write, or a folder for `report.html`.
         about: Title, question, columns and the paper's numbers for results outside a run folder, by experiment.
+        redraw: Draws, into the folder that it is given, what a run that came without figures shows.
 
     >>> import json, tempfile
     >>> result = dict(experiment="annuli", model="node", dataset="annuli", preset="quick", seed=0, settings={},
@@ -49,13 +54,20 @@ def write_report(
     out = Path(out)
     if out.is_dir():
         out = out / "report.html"
-    page = render(gather(runs, about))
+    with tempfile.TemporaryDirectory() as folder:
+        page = render([_drawn(run, Path(folder), redraw) for run in gather(runs, about)])
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _write(out, page)
     except OSError as error:
         raise InputError(f"the report cannot be written to {out}: {error.strerror or error}") from error
     return out
+
+
+def _drawn(run: Run, folder: Path, redraw: Callable[[Run, Path], Sequence[Drawing]] | None) -> Run:
+    if run.drawings or redraw is None:
+        return run
+    return replace(run, drawings=tuple(redraw(run, folder)))
 
 
 def render(runs: Sequence[Run]) -> str:
