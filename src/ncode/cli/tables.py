@@ -46,8 +46,21 @@ def answer(words: list[str]) -> int:
 
 
 def table_of(name: str, results: Path) -> str:
-    """The table of an experiment's results, as Markdown. NAME may end in :PART, which a data set's name begins with."""
+    """The table of an experiment's results, as Markdown. NAME may end in :WORD, the first of a data set's name."""
     name, _, part = name.partition(":")
     kind = find(name)
-    found = [result for run in gather([results / name]) for result in run.results if result.dataset.startswith(part)]
+    every = [result for run in gather([results / name]) for result in run.results]
+    found = [result for result in every if not part or result.dataset.split()[0] == part]
+    models = list(getattr(kind.preset("paper"), "models", ()))
+    # As a run has them, whatever the files are called: problems by their numbers, models as the settings name them.
+    found.sort(key=lambda result: ([_padded(value) for value in result.about.values()], _place(models, result.model)))
     return as_markdown(make_table(found, kind.columns, kind.paper))
+
+
+def _place(models: list[str], model: str) -> int:
+    return models.index(model) if model in models else len(models)
+
+
+def _padded(value: object) -> str:
+    """So that numbers are in order as words: 10 after 2."""
+    return f"{value:020.6f}" if isinstance(value, int | float) else str(value)
