@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def table_of(name: str, results: Path) -> str:
     return as_markdown(make_table(found, kind.columns, kind.paper))
 
 
-def _place(models: list[str], model: str) -> int:
+def _place(models: Sequence[str], model: str) -> int:
     return models.index(model) if model in models else len(models)
 
 

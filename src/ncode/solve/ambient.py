@@ -1,9 +1,10 @@
-"""What surrounds an evaluation besides its arguments: the autocast mode, and hooks on tensors."""
+"""What surrounds an evaluation besides its arguments: autocast, settings of precision, and hooks on tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +14,7 @@ class Ambient:
     """Remembers the autocast mode of the forward pass; a context in which backward evaluates the dynamics again."""
 
     def __init__(self, device: torch.device):
-        kinds = {device.type, "cpu"}
-        self.modes = [(kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in sorted(kinds)]
+        self.modes = _autocast(device)
         self.stack = ExitStack()
 
     def __enter__(self) -> None:
@@ -25,6 +25,30 @@ class Ambient:
 
     def __exit__(self, *error: object) -> None:
         self.stack.close()
+
+
+def surroundings(device: torch.device) -> Hashable:
+    """Settings under which the same operations compute something else: a graph that was traced keeps those it saw."""
+    backends: Any = torch.backends
+    products, cudnn, mkldnn = backends.cuda.matmul, backends.cudnn, backends.mkldnn
+    kinds = [getattr(backend, kind, None) for backend in (cudnn, mkldnn) for kind in ("matmul", "conv", "rnn")]
+    return (
+        _autocast(device),
+        tuple(map(_precision, (backends, products, cudnn, mkldnn, *kinds))),
+        (products.allow_fp16_reduced_precision_reduction, products.allow_bf16_reduced_precision_reduction),
+        (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, mkldnn.enabled),
+        torch.get_deterministic_debug_mode(),
+    )
+
+
+def _precision(backend: Any) -> Hashable:
+    """Of products in single precision: `allow_tf32` says the same, but raises where it was set by the newer name."""
+    return getattr(backend, "fp32_precision", None) or getattr(backend, "allow_tf32", None)
+
+
+def _autocast(device: torch.device) -> tuple[tuple[str, torch.dtype, bool], ...]:
+    kinds = sorted({device.type, "cpu"})
+    return tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .ambient import surroundings
 from .apart import Apart
 from .field import Field, RightHandSide
 from .layout import DECOMPOSITIONS, rearrange, settle, unsettled
@@ -170,7 +171,7 @@ def graph_of(
     back: Mapping[int, int],
 ) -> Graph:
     """The graph of a function for these shapes, compiled unless it was before."""
-    key = (key, _shapes(tensors), _shapes(outside, strides=True), _autocast(tensors[0].device))
+    key = (key, _shapes(tensors), _shapes(outside, strides=True), surroundings(tensors[0].device))
     if key in _kept:
         _kept.move_to_end(key)
         return _kept[key][1]
@@ -236,7 +237,3 @@ def take(tensor: Tensor, rows: Tensor) -> Tensor:
 
 def _shapes(tensors: Sequence[Tensor], *, strides: bool = False) -> Hashable:
     return tuple((it.shape, it.stride() if strides else None, it.dtype, it.device) for it in tensors)
-
-
-def _autocast(device: torch.device) -> Hashable:
-    return tuple((torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in {device.type, "cpu"})

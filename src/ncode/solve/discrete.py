@@ -276,7 +276,8 @@ class StepBack:
     def key(self) -> Hashable:
         """Equal for those that do the same."""
         step = Step(self.problem.field, self.problem.tableau, dense=self.dense)
-        return "back", identity(step), self.wanted, len(self.trained), self.window, self.saved, self.powers
+        here = self.wanted, len(self.trained), self.window, self.saved, self.powers
+        return "back", identity(step), here, self.ambient.modes
 
     def __call__(self, *tensors: Tensor) -> list[Any]:
         problem, given = self.problem, iter(tensors)
