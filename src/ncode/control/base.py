@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from .motion import Motion
+from .motion import Motion, Still
 
 Shape = tuple[int | None, ...]  # None: any size
 Shapes = Mapping[str, Shape]
@@ -67,3 +67,23 @@ class Controller(nn.Module, ABC):
     def extra_repr(self) -> str:
         """The arguments that are neither modules nor functions, as they show in `print(block)`."""
         return ", ".join(f"{name}={value!r}" for name, value in self.config().items() if not callable(value))
+
+
+class StillController(Controller, ABC):
+    """A controller whose control is set at t0 and stands still from there.
+
+    Abstract: a subclass says how it is set.
+    """
+
+    def given(self, theta: Theta) -> State:
+        """Another control, in place of the controller's own."""
+        return State(theta, {})
+
+    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    @property
+    def motion(self) -> Motion:
+        """None."""
+        return Still()

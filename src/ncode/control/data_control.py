@@ -8,12 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from ..solve.status import InputError
-from .base import Controller, Shapes, State, Theta
+from .base import Shapes, State, StillController
 from .bound import describe
-from .motion import Motion, Still
 
 
-class DataControl(Controller):
+class DataControl(StillController):
     """theta = x(0): the dynamics see the initial value beside the state (Massaroli et al., 2020).
 
     Made for the `context` of `MLP` and `ConvBlock`, which the first layer sees beside x. Gradients reach x(0) by this
@@ -45,22 +44,9 @@ class DataControl(Controller):
         """What the block is given."""
         return State({self.name: context} if self.name is not None else {}, {})
 
-    def given(self, theta: Theta) -> State:
-        """Another control in place of the initial value."""
-        return State(theta, {})
-
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
         """As it was at t0."""
         return dict(state.fixed)
-
-    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
-        """None."""
-        return {}
-
-    @property
-    def motion(self) -> Motion:
-        """None."""
-        return Still()
 
     def config(self) -> dict[str, Any]:
         """No arguments."""

@@ -8,13 +8,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..solve.status import InputError
-from .base import Controller, Shapes, State, Theta
+from .base import Shapes, State, StillController
 from .bound import check_bound, check_unbound
 from .heads import Heads, check_closed, check_features, width_of
-from .motion import Motion, Still
 
 
-class OpenLoop(Controller):
+class OpenLoop(StillController):
     """theta = gamma(x0): each sample evolves in a flow of its own, chosen once by its initial value.
 
     gamma is a trunk with one linear head a control tensor. The heads are made by the block, which knows the shapes, and
@@ -56,22 +55,9 @@ class OpenLoop(Controller):
         features = check_features("OpenLoop", self.trunk(context), self.width, context.shape[0])
         return State(self.heads(features), {})
 
-    def given(self, theta: Theta) -> State:
-        """Another control in place of gamma's."""
-        return State(theta, {})
-
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
         """As it was set at t0."""
         return dict(state.fixed)
-
-    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
-        """None."""
-        return {}
-
-    @property
-    def motion(self) -> Motion:
-        """None."""
-        return Still()
 
     def config(self) -> dict[str, Any]:
         """trunk, width, scale."""

@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .base import Controller, Shapes, State, Theta
+from .base import Shapes, State, StillController
 from .bound import check_unbound
 from .heads import check_closed
-from .motion import Motion, Still
 
 
-class Static(Controller):
+class Static(StillController):
     """A learned constant, the same for every sample: the dynamics become a plain NODE.
 
     One tensor for each control, starting where a static weight would. It is never copied for the samples of a batch.
@@ -42,22 +41,9 @@ class Static(Controller):
         """Nothing: the control is a parameter."""
         return State({}, {})
 
-    def given(self, theta: Theta) -> State:
-        """Another control in place of the parameter."""
-        return State(theta, {})
-
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
         """The parameters, or what was given in their place."""
         return dict(state.fixed) or dict(self.theta.items())
-
-    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
-        """None."""
-        return {}
-
-    @property
-    def motion(self) -> Motion:
-        """None."""
-        return Still()
 
     def config(self) -> dict[str, Any]:
         """No arguments."""

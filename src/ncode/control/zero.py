@@ -7,13 +7,12 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import Controller, Shapes, State, Theta
+from .base import Shapes, State, StillController
 from .bound import check_unbound
 from .heads import check_closed
-from .motion import Motion, Still
 
 
-class Zero(Controller):
+class Zero(StillController):
     """theta = 0: where a closed loop may start.
 
     >>> import torch, ncode
@@ -38,22 +37,9 @@ class Zero(Controller):
         """Zeros."""
         return State({name: context.new_zeros(context.shape[0], *shape) for name, shape in self.shapes.items()}, {})
 
-    def given(self, theta: Theta) -> State:
-        """Another control in place of zeros."""
-        return State(theta, {})
-
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
         """Zeros."""
         return dict(state.fixed)
-
-    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
-        """None."""
-        return {}
-
-    @property
-    def motion(self) -> Motion:
-        """None."""
-        return Still()
 
     def config(self) -> dict[str, Any]:
         """No arguments."""

@@ -30,7 +30,7 @@ class Trial:
     @property
     def name(self) -> str:
         """A name for its folder, that no other trial of the run has."""
-        return re.sub(r"[^\w.=+-]+", "-", f"{self.model}-{self.dataset}-seed-{self.seed}")
+        return re.sub(r"[^\w.=+]+", "-", f"{self.model}-{self.dataset}-seed-{self.seed}")
 
 
 @dataclass(frozen=True)
