@@ -26,7 +26,8 @@ def test_the_period_of_the_limit_cycle_is_the_known_one(mu, period):
 def test_a_trajectory_goes_on_where_a_shorter_one_ended(mu, position, velocity):
     whole = oscillation([0.0, 1.0, 2.5], mu, (position, velocity), dtype=torch.float64).x
     rest = oscillation([1.0, 2.5], mu, whole[:, 1], dtype=torch.float64).x
-    torch.testing.assert_close(rest[:, 1], whole[:, 2], rtol=1e-7, atol=1e-7)
+    # What the solver may be off by at t = 1 grows by at most e^(mu (2.5 - 1)) and a little from there.
+    torch.testing.assert_close(rest[:, 1], whole[:, 2], rtol=1e-6, atol=1e-7 + 1e-9 * math.exp(1.5 * mu))
 
 
 def test_each_trajectory_has_its_own_mu_and_start():

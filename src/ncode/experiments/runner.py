@@ -97,6 +97,8 @@ def _about(experiment: Experiment, preset: str, options: RunOptions, device: Any
     """What run.json says of the run when it begins."""
     return {
         **experiment.about(),
+        # An experiment may have other columns for other settings.
+        "columns": [column._asdict() for column in experiment.columns],
         "preset": preset,
         "settings": asdict(experiment),
         "options": asdict(options) | {"out": options.out.name},

@@ -31,7 +31,7 @@ def colour(model: str) -> str:
 def new_figure(rows: int = 1, columns: int = 1, width: float = 3.2, height: float = 3.0) -> Figure:
     """An empty figure for rows x columns panels of the given size in inches.
 
-    >>> new_figure(1, 3).get_size_inches().tolist()
-    [9.6, 3.0]
+    >>> new_figure(1, 3, width=3.0).get_size_inches().tolist()
+    [9.0, 3.0]
     """
     return Figure(figsize=(columns * width, rows * height), layout="constrained")
