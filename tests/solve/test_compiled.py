@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import ncode
@@ -362,6 +363,114 @@ def test_a_tensor_with_a_row_a_sample_can_be_compiled(kind):
         lambda sol: sol.x.square().sum() + sol.x.sum(),
     )
     close(fast, eager, rtol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "values"),
+    [
+        (torch.backends.cudnn, "allow_tf32", (True, False)),
+        (torch.backends.cuda.matmul, "allow_tf32", (False, True)),
+        (torch.backends.cudnn, "deterministic", (False, True)),
+        (torch.backends.cuda.matmul, "allow_bf16_reduced_precision_reduction", (True, False)),
+    ],
+)
+def test_a_graph_is_not_used_under_other_settings_of_precision(traced, place, name, values):
+    """It was compiled, or recorded, with what the settings chose then."""
+    before, counts = getattr(place, name), []
+    try:
+        for value in (*values, *values):
+            setattr(place, name, value)
+            ncode.solve(decay, double(1.0, 2.0), 0.0, 1.0, compile=True)
+            counts.append(len(traced))
+    finally:
+        setattr(place, name, before)
+    assert 0 < counts[0] < counts[1] == counts[2] == counts[3]
+
+
+def test_a_graph_is_not_used_where_algorithms_must_be_deterministic(traced):
+    counts = []
+    try:
+        for wanted in (False, True, False):
+            torch.use_deterministic_algorithms(wanted)
+            ncode.solve(decay, double(1.0, 2.0), 0.0, 1.0, compile=True)
+            counts.append(len(traced))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert 0 < counts[0] < counts[1] == counts[2]
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_backward_graph_made_for_autocast_does_not_serve_a_solve_without():
+    """Backward runs outside of the autocast region that its forward ran in."""
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
+    x0 = torch.randn(5, 2)
+
+    def grads(enabled, compile):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            sol = ncode.solve(lambda t, x, theta: net(x).float(), x0, 0.0, 1.0, dt=0.1, compile=compile)
+        return torch.autograd.grad(sol.x.sum(), list(net.parameters()))
+
+    coarse = grads(True, True)
+    close(grads(False, True), grads(False, False), rtol=1e-4, atol=1e-5)
+    assert not torch.equal(coarse[0], grads(False, True)[0])
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("width", [2, 600])
+def test_a_compiled_solve_that_goes_nowhere_returns_a_copy(width):
+    x0 = torch.ones(3, width, dtype=DOUBLE)
+    sol = ncode.solve(decay, x0, 1.0, 1.0, compile=True)
+    sol.x.zero_()
+    assert bool((x0 == 1).all())
+
+
+class Outside(TorchDispatchMode):
+    """Counts operations, without views and without those of a graph that says so."""
+
+    count, within = 0, False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not self.within and not func.is_view:
+            self.count += 1
+        return result
+
+
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("options", [{}, {"dt": 0.1, "method": "rk4"}, {"step": "batch"}])
+def test_little_is_left_outside_of_the_graphs(monkeypatch, options):
+    """On a GPU with a slow host every operation costs as much as a launch, however small it is."""
+    seen = Outside()
+    call = compiled.Graph.__call__
+
+    def quietly(self, *given):
+        seen.within = True
+        try:
+            return call(self, *given)
+        finally:
+            seen.within = False
+
+    monkeypatch.setattr(compiled.Graph, "__call__", quietly)
+    theta = torch.randn(4, 2, 2, dtype=DOUBLE).requires_grad_()
+    x0 = torch.ones(4, 2, dtype=DOUBLE).requires_grad_()
+
+    def field(t, x, theta):
+        return torch.tanh(theta @ x[..., None])[..., 0]
+
+    def solve():
+        return ncode.solve(field, x0, 0.0, 1.0, theta=theta, compile=True, **options)
+
+    solve().x.sum().backward()
+    with seen:
+        sol = solve()
+    loss = sol.x.sum()
+    assert 0 < seen.count < 40
+    if len({*sol.stats.steps.tolist()}) == 1:  # where samples differ, their steps are sorted first
+        seen.count = 0
+        with seen:
+            loss.backward()
+        assert 0 < seen.count < 25
 
 
 # Compiled by TorchInductor

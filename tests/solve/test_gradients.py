@@ -605,3 +605,38 @@ def test_training_gamma_f_and_g_together_learns(gradient):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.05 * losses[0]
+
+
+class Flow(nn.Module):
+    """A module with a solve inside: parameters and a buffer are used by the dynamics."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.net, self.options = nn.Linear(2, 2, dtype=DOUBLE), options
+        self.register_buffer("scale", torch.ones(1, dtype=DOUBLE))
+
+    def forward(self, x):
+        return ncode.solve(lambda t, x, theta: torch.tanh(self.net(x)) * self.scale, x, 0.0, 1.0, **self.options).x
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpoint_every": 2}, {"gradient": "adjoint", "rtol": 1e-8, "atol": 1e-8}])
+def test_tensors_that_stand_in_for_parameters_during_a_call_get_their_gradient(options):
+    """torch.func.functional_call puts the module's own back before backward evaluates the dynamics again."""
+    flow, x = Flow(**options), torch.randn(3, 2, dtype=DOUBLE).requires_grad_()
+    others = {name: torch.randn_like(own) for name, own in flow.state_dict().items()}
+    parameters = {name: others[name].requires_grad_() for name, _ in flow.named_parameters()}
+    loss = torch.func.functional_call(flow, others, (x,)).square().sum()
+    found = gradients(loss, {"x": x, **parameters})
+
+    flow.load_state_dict({name: tensor.detach() for name, tensor in others.items()})
+    expected = gradients(flow(x).square().sum(), {"x": x, **dict(flow.named_parameters())})
+    close(found, expected, rtol=1e-9)
+
+
+def test_a_module_has_its_own_parameters_back_after_backward():
+    flow, x = Flow(), torch.randn(3, 2, dtype=DOUBLE)
+    own = {name: id(tensor) for name, tensor in flow.state_dict(keep_vars=True).items()}
+    others = {name: torch.randn_like(tensor).requires_grad_() for name, tensor in flow.named_parameters()}
+    torch.func.functional_call(flow, others, (x,)).sum().backward()
+    assert {name: id(tensor) for name, tensor in flow.state_dict(keep_vars=True).items()} == own
+    assert all(tensor.grad is None for tensor in flow.parameters())

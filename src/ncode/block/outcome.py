@@ -19,8 +19,10 @@ from .wiring import Control
 def named(solution: Solution, theta_at: Control, motion: Motion, task: Task) -> Solution:
     """The solver's solution, with the control in place of what the solver carried."""
     x, ts = solution.x, solution.ts
-    t1 = torch.as_tensor(task.settings.t1, device=x.device).to(x.real.dtype).expand(task.batch)
-    theta = theta_at(t1, solution.theta)
+    t1 = task.settings.t1
+    # A number is written by the device itself: to copy it there would be to wait.
+    t1 = t1 if isinstance(t1, Tensor) else torch.full((), t1, dtype=x.real.dtype, device=x.device)
+    theta = theta_at(t1.to(x.device, x.real.dtype).expand(task.batch), solution.theta)
     if ts is None:
         return replace(solution, theta=theta)
     if isinstance(motion, Still):

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from .ambient import Ambient
+from .begin import begin
 from .field import Field, Slope, State
-from .forward import begin
 from .join import Outputs
-from .loop import Attempt, March, integrate
+from .loop import Attempt, integrate
 from .problem import Problem
 from .record import Moves
 from .solution import Stats
@@ -164,7 +164,8 @@ class Adjoint:
 
         step = Step(system, problem.tableau, estimate=problem.dt is None, slopes=True)
         quadrature = Quadrature(system, step, constants[:-1], trained)
-        attempt = Attempt(step, problem.pid, problem.tolerance, problem.dt is not None, problem.together)
+        fixed, tallied = problem.dt is not None, problem.t0.is_cuda
+        attempt = Attempt(step, problem.pid, problem.tolerance, fixed, problem.together, tallied)
         want_t0, want_t1, *want_ts = wanted[len(problem.theta) :]
         spent = ok.int() * want_t1
         grad_t1 = self._speed(system, t, z, a, constants) if want_t1 else t
@@ -209,9 +210,12 @@ class Adjoint:
             return list(z), list(a), torch.zeros_like(self.status)
         state = (*z, *a)
         slope = step.field.bind(constants)(t.to(step.field.dtype), state)
-        march: March = begin(step, problem, t, goal, state, constants, slope)
-        march = integrate(
-            attempt, march, goal, constants, [quadrature], max_steps=problem.max_steps, compact=not self.rooted
+        march, spent, tally = begin(attempt, problem.dt, t, goal, state, constants, slope)
+        march, _ = integrate(
+            *(attempt, march, goal, constants, [quadrature]),
+            max_steps=problem.max_steps,
+            compact=not self.rooted,
+            tally=tally,
         )
         failed = (march.status != Status.OK).nonzero().flatten().tolist()
         if failed:
@@ -223,9 +227,8 @@ class Adjoint:
                 problem.batch,
                 'in the adjoint solve, backward in time; use gradient="discrete"',
             )
-        made = (t != goal).int() * (2 if problem.dt is None else 1)
         stages = sum(1 for weight in step.tableau.b if weight) if quadrature.calls else 0
-        made = made + (march.accepted + march.rejected) * step.evaluations + march.accepted * stages
+        made = spent + (march.accepted + march.rejected) * step.evaluations + march.accepted * stages
         return list(march.z[:width]), list(march.z[width:]), made
 
     def _speed(

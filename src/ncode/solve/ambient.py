@@ -9,16 +9,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .touched import Replaced
+
 
 class Ambient:
-    """Remembers the autocast mode of the forward pass; a context in which backward evaluates the dynamics again."""
+    """Remembers the autocast mode of the forward pass; a context in which backward evaluates the dynamics again.
 
-    def __init__(self, device: torch.device):
-        self.modes = _autocast(device)
+    Tensors that stood in for a module's own while forward ran (`replaced`) do so again.
+    """
+
+    def __init__(self, device: torch.device, replaced: Sequence[Replaced] = ()):
+        self.modes, self.replaced = _autocast(device), replaced
         self.stack = ExitStack()
 
     def __enter__(self) -> None:
         self.stack = ExitStack()
+        for place, name, tensor in self.replaced:
+            self.stack.callback(place.__setitem__, name, place.get(name))
+            place[name] = tensor
         for kind, dtype, enabled in self.modes:
             if enabled or torch.is_autocast_enabled(kind):
                 self.stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))

@@ -36,6 +36,7 @@ from .status import InputError, SolveError, Status
 from .step import like
 from .stepsize import PID
 from .tape import Tape
+from .touched import replaced
 from .unrolled import lose, planned, unroll
 
 _P = ParamSpec("_P")
@@ -185,7 +186,8 @@ def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every
     outputs = Outputs(march.z, forward.saved, states, powers)
     if grad and not unrolled:
         field, inner = apart(problem.field, touched)
-        alone, ambient = replace(problem, field=field), Ambient(problem.t0.device)
+        functions = problem.field.dynamics, problem.field.feedback, problem.field.cost
+        alone, ambient = replace(problem, field=field), Ambient(problem.t0.device, replaced(functions))
         if tape is not None:
             job = Discrete(alone, inner, compile, tape, march.status, stats, ambient)
         else:
@@ -204,7 +206,7 @@ def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every
         stats.nfe = stats.nfe + torch.where(ok, again, 0)
         taken = [steps.move(n) for n in range(len(steps.sizes))] if problem.dense else []
         times = _knots(problem, taken) if taken else None
-    return _finish(problem, theta, outputs, stats, march.status, march.t, times, throw)
+    return _finish(problem, theta, outputs, stats, march.status, march.t, times, throw, forward.failed)
 
 
 def _refuse_mapped(leaves: Sequence[Tensor]) -> None:
@@ -225,6 +227,7 @@ def _finish(
     reached: Tensor,
     times: tuple[Tensor, Tensor] | None,
     throw: bool,
+    failures: int | None = None,
 ) -> Solution:
     """Put the parts into a Solution, and raise if samples failed."""
     field, count = problem.field, 0 if problem.ts is None else problem.ts.shape[1]
@@ -248,7 +251,7 @@ def _finish(
         dense=Dense(*times, outputs.states, outputs.powers) if times is not None else None,
         interval=(problem.t0.detach(), problem.t1.detach()) if problem.dense else None,
     )
-    if throw and not symbolic() and bool((codes != Status.OK).any()):
+    if throw and failures != 0 and not symbolic() and bool((codes != Status.OK).any()):
         failed = (codes != Status.OK).nonzero().flatten().tolist()
         statuses = [Status(code) for code in codes[failed].tolist()]
         raise SolveError(failed, reached[failed].tolist(), statuses, solution, problem.batch)

@@ -34,7 +34,7 @@ class Graph:
     """A compiled function of (tensors, tensors from outside) that returns a list of tensors, None among them.
 
     `back` says which outputs are the next call's inputs (output -> input). On CUDA such an output lives in that input's
-    own memory and changes with the next call; all others are the caller's to keep.
+    own memory and changes with the next call; all others are the caller's to keep. `record` asks for a CUDA graph.
     """
 
     def __init__(
@@ -43,6 +43,7 @@ class Graph:
         tensors: Sequence[Tensor],
         outside: Sequence[Tensor],
         back: Mapping[int, int],
+        record: bool = True,
     ):
         from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -67,10 +68,10 @@ class Graph:
 
         kept = [number for number, none in enumerate(self.missing) if not none]
         self.back = {kept.index(output): i for output, i in back.items() if output in kept}
-        self.recorded: Recorded | None = None
+        self.record, self.recorded = record, None
 
     def __call__(self, tensors: Sequence[Tensor], outside: Sequence[Tensor]) -> list[Any]:
-        if tensors[0].is_cuda:
+        if self.record and tensors[0].is_cuda:
             if self.recorded is None or not self.recorded.fits(outside):
                 self.recorded = Recorded(self.call, tensors, self.strides, outside, self.back)
             found = iter(self.recorded(tensors, outside))
@@ -169,13 +170,15 @@ def graph_of(
     tensors: Sequence[Tensor],
     outside: Sequence[Tensor],
     back: Mapping[int, int],
+    *,
+    record: bool = True,
 ) -> Graph:
     """The graph of a function for these shapes, compiled unless it was before."""
     key = (key, _shapes(tensors), _shapes(outside, strides=True), surroundings(tensors[0].device))
     if key in _kept:
         _kept.move_to_end(key)
         return _kept[key][1]
-    graph = Graph(function, tensors, outside, back)
+    graph = Graph(function, tensors, outside, back, record)
     _kept[key] = field, graph  # holding the field keeps the ids in its key from being used again
     while len(_kept) > _LIMIT:
         _kept.popitem(last=False)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .ambient import Ambient
-from .compiled import LADDER, Graph, graph_of, identity, take
+from .compiled import LADDER, Graph, dense, graph_of, identity, take
 from .join import Outputs
 from .layout import settle
 from .problem import Problem
@@ -23,7 +23,7 @@ from .retake import Times, retake
 from .solution import Stats
 from .status import Status
 from .step import Step, like
-from .tape import Steps, Tape
+from .tape import Even, Steps, Tape
 from .touched import Touched
 
 Pulled = tuple[list[Tensor], Sequence[Tensor | None], list[Tensor | None]]
@@ -60,7 +60,11 @@ class Discrete:
                 if grad is not None:
                     adjoint[leaf] = adjoint[leaf] + torch.where(spread(at_start, grad[:, 0]), grad, 0).sum(1)
         self.stats.nfe_backward = pull.evaluations()
-        return adjoint, rows, [None if leaf is None else leaf.clone() for leaf in pull.total]
+        return adjoint, rows, [None if leaf is None else self.own(leaf) for leaf in pull.total]
+
+    def own(self, leaf: Tensor) -> Tensor:
+        """A tensor that is the caller's: a recorded graph goes on using its memory, and autograd may share it."""
+        return leaf if self.compile and not leaf.is_cuda else leaf.clone()
 
     def call(self, back: StepBack, tensors: list[Tensor]) -> Pulled:
         """Pull through one step, compiled or not."""
@@ -112,7 +116,7 @@ class _Pull:
         for n, move in self._reversed():
             size = len(move.h)
             after = [head(leaf, size) for leaf in self.adjoint]
-            (before, rows, trained), evaluations = self._pull(move, after)
+            (before, rows, trained), evaluations = self._pull(n, move, after)
             self.spent[n] += evaluations
             for number, leaf in enumerate(before):
                 if size == len(self.adjoint[number]):
@@ -149,6 +153,8 @@ class _Pull:
     def evaluations(self) -> Tensor:
         """How many evaluations each sample took: those of all steps up to its last."""
         order, status = self.steps.order, self.solve.status
+        if isinstance(self.steps, Even):
+            return torch.full_like(status, sum(self.spent))
         upto = torch.tensor([0, *self.spent], dtype=status.dtype, device=status.device).cumsum(0, dtype=status.dtype)
         made = upto[self.steps.counts.to(status.device)]
         real = self.steps.samples
@@ -157,8 +163,8 @@ class _Pull:
     def scattered(self, adjoint: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """The adjoint at t0 and the rows' gradients, with every sample back in its place."""
         order, batch = self.steps.order, self.solve.problem.batch
-        if order is None:  # copies, where a recorded graph goes on using the memory
-            return [leaf.clone() for leaf in self.adjoint], [leaf.clone() for leaf in self.sums]
+        if order is None:
+            return [self.solve.own(leaf) for leaf in self.adjoint], [self.solve.own(leaf) for leaf in self.sums]
         real = self.steps.samples  # those behind are padding
         placed = [a.index_copy(0, order[:real], b[:real]) for a, b in zip(adjoint, self.adjoint, strict=True)]
         zeros = [some.new_zeros(batch, *some.shape[1:]) for some in self.sums]
@@ -166,7 +172,7 @@ class _Pull:
 
     def _ordered(self, leaf: Tensor) -> Tensor:
         order = self.steps.order
-        return leaf.clone() if order is None else take(leaf, order)
+        return leaf if order is None else take(leaf, order)  # whatever is written to is a copy
 
     def _reversed(self) -> Iterator[tuple[int, Moves]]:
         """Steps from last to first, with their states; those that were not kept are computed again."""
@@ -188,24 +194,23 @@ class _Pull:
     def _given(self, size: int) -> list[Tensor]:
         """The rows of the first samples: the same objects each time, so that a recorded graph need not copy them."""
         if size not in self._first:
-            self._first[size] = [head(row, size) for row in self.rows]
+            rows = [head(row, size) for row in self.rows]
+            # Laid out here, or a compiled graph would do it at every step.
+            self._first[size] = [dense(row) for row in rows] if self.solve.compile else rows
         return self._first[size]
 
-    def _pull(self, move: Moves, after: Sequence[Tensor]) -> tuple[Pulled, int]:
+    def _pull(self, n: int, move: Moves, after: Sequence[Tensor]) -> tuple[Pulled, int]:
         """Through one step: what it gives, and how many evaluations it took."""
         problem, size = self.solve.problem, len(move.h)
         given = self._given(size)
         ts, window = given[-1] if problem.ts is not None else None, None
         if ts is not None and any(grad is not None for grad in self.saved):
             window = Window.of(ts, move, cut=not self.solve.compile)
-        moved = move.h != 0
         saved: list[Tensor | None] = [None] * len(self.saved)
         if window is not None:
             cut = [None if grad is None else grad[:size, window.low : window.high] for grad in self.saved]
             saved = [None if c is None else torch.where(spread(window.inside, c[:, 0]), c, 0) for c in cut]
-        powers = [
-            None if grad is None else torch.where(like(moved, (grad,))[0], grad[move.source], 0) for grad in self.powers
-        ]
+        powers = self._dense(n, move, self.powers)
         back = StepBack(
             problem,
             tuple(self.wanted),
@@ -224,13 +229,19 @@ class _Pull:
             tensors += [head(total, size) for total in self.sums]
             tensors += [torch.zeros_like(tensor) if total is None else total for total, tensor in totals]
         before, rows, trained = self.solve.call(back, tensors)
-        for leaf, grad in enumerate(self.states):
-            if grad is not None:
-                state = torch.where(like(moved, (grad,))[0], grad[move.source], 0)
+        for leaf, state in enumerate(self._dense(n, move, self.states)):
+            if state is not None:
                 before[leaf] = before[leaf] + state
         tableau = problem.tableau
         extra = tableau.dense_needs_end + len(tableau.extra_a) if back.dense else 0
         return (before, rows, trained), tableau.stages + extra
+
+    def _dense(self, n: int, move: Moves, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The part of dense output's gradients that belongs to a step."""
+        if all(grad is None for grad in grads):
+            return list(grads)
+        moved, source = move.h != 0, self.steps.source(n)
+        return [None if grad is None else torch.where(like(moved, (grad,))[0], grad[source], 0) for grad in grads]
 
 
 def head(leaf: Tensor, size: int) -> Tensor:

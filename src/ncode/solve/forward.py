@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .begin import begin, begin_compiled
 from .compiled import LADDER
 from .field import State
 from .layout import settle
@@ -15,8 +16,7 @@ from .loop import Attempt, Compiled, March, integrate
 from .problem import Problem, check_slope
 from .record import DenseTape, Recorder, Saver
 from .status import Status
-from .step import Step
-from .stepsize import first_step
+from .step import Step, like
 from .touched import Touched, touch
 
 
@@ -28,6 +28,7 @@ class Forward(NamedTuple):
     saved: State  # x and the driven control at the saved times; empty without
     dense: DenseTape | None
     evaluations: int  # of the dynamics in one step
+    failed: int | None  # how many samples did, where that is known without asking
 
 
 def look(problem: Problem, *, train: bool) -> Touched:
@@ -58,14 +59,15 @@ def run(
     if compile:
         z, theta = tuple(map(settle, z)), tuple(map(settle, theta))
     step = Step(field, problem.tableau, problem.dt is None, problem.dense or problem.ts is not None)
-    march = begin(step, problem, t0, t1, z, theta, touched.slope)
-    attempt = Attempt(step, problem.pid, problem.tolerance, problem.dt is not None, problem.together)
-    # One evaluation to look, and one to choose the first step.
-    before = (t0 != t1).int() * (2 if problem.dt is None else 1)
+    # In a compiled graph a tally costs nothing, and on a GPU it saves an attempt.
+    tallied = problem.fixed_count is None and (compile or t0.is_cuda)
+    attempt = Attempt(step, problem.pid, problem.tolerance, problem.dt is not None, problem.together, tallied)
+    start = attempt, problem.dt, t0, t1, z, theta, touched.slope
+    march, spent, tally = begin_compiled(*start, touched.outside) if compile else begin(*start)
     shown = z[: 1 + field.driven]
     saver = Saver(problem.ts.detach(), t0, shown) if problem.ts is not None else None
     dense = DenseTape() if problem.dense else None
-    march = integrate(
+    march, failed = integrate(
         Compiled(attempt, touched.outside) if compile else attempt,
         march,
         t1,
@@ -76,44 +78,20 @@ def run(
         # Dense output wants all samples side by side; a closure may hold rows that belong to samples.
         compact=dense is None and not touched.has_rows(problem.batch),
         ladder=LADDER if compile else None,
+        tally=tally,
     )
     if compile and t0.is_cuda:
-        march = march.map(torch.clone)  # out of the graph's own memory
-    nfe = before + (march.accepted + march.rejected) * step.evaluations
-    failed = march.status != Status.OK
-    lost = tuple(torch.where(failed.reshape(-1, *[1] * (leaf.dim() - 1)), torch.nan, leaf) for leaf in march.z)
+        march = _kept(march)
+    nfe = spent + (march.accepted + march.rejected) * step.evaluations
+    if failed != 0 or march.z is z:  # where nothing moved, what is returned must not be what was given
+        bad = like(march.status != Status.OK, march.z)
+        march = march._replace(z=tuple(torch.where(b, torch.nan, leaf) for b, leaf in zip(bad, march.z, strict=True)))
     saved = saver.values if saver is not None else ()
-    return Forward(march._replace(z=lost), nfe, saved, dense, step.evaluations)
+    return Forward(march, nfe, saved, dense, step.evaluations, failed)
 
 
-def begin(
-    step: Step, problem: Problem, t0: Tensor, t1: Tensor, z: State, theta: Sequence[Tensor], slope: State
-) -> March:
-    """Every sample at its start, with a first step to try."""
-    field, sign = step.field, torch.sign(t1 - t0)
-    alive = t0 != t1
-    finite = torch.stack([_finite(leaf) for leaf in slope]).all(0)
-    status = torch.where(alive & ~finite, Status.NOT_FINITE, Status.OK).to(torch.int32)
-    if problem.dt is None:
-        order, mask = step.tableau.error_order + 1, alive & finite if problem.together else None
-        h = first_step(field, problem.tolerance, order, t0, t1, z, theta, slope, mask)
-    else:
-        h = problem.dt * sign
-    ones = torch.ones_like(t0, dtype=field.dtype)
-    count = torch.zeros_like(status)
-    return March(
-        t=t0,
-        h=h,
-        z=z,
-        slope=slope if step.needs_end else None,
-        before=ones,
-        earlier=ones,
-        alive=alive & finite,
-        status=status,
-        accepted=count,
-        rejected=count,
-    )
-
-
-def _finite(leaf: Tensor) -> Tensor:
-    return leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else leaf.isfinite()
+def _kept(march: March) -> March:
+    """What a solution is made of, out of a recorded graph's own memory."""
+    t, status, accepted, rejected = map(torch.clone, (march.t, march.status, march.accepted, march.rejected))
+    z = tuple(map(torch.clone, march.z))
+    return march._replace(t=t, z=z, status=status, accepted=accepted, rejected=rejected)

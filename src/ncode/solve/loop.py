@@ -73,6 +73,7 @@ class Attempted(NamedTuple):
     h: Tensor  # the step taken
     dense: State | None
     slopes: tuple[State, ...]
+    tally: Tensor | None = None  # where the loop can make use of it
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,16 +88,12 @@ class Attempt:
     tolerance: Tolerance
     fixed: bool
     together: bool  # one step size for the batch
+    tallied: bool = False
 
     def __call__(self, march: March, t1: Tensor, theta: Sequence[Tensor]) -> Attempted:
         t, z, alive = march.t, march.z, march.alive
-        remaining = t1 - t
-        # Stretching by a hundredth avoids a last step that is all rounding.
-        reach = march.h.abs() * (1 + 1e-9 if self.fixed else 1.01)
-        if self.fixed:  # t is a sum of many steps, and carries the rounding of each
-            reach = reach + march.accepted * (torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs()))
-        last = reach >= remaining.abs()
-        h = torch.where(alive, torch.where(last, remaining, march.h), 0.0)
+        last = self._last(march, t1)
+        h = torch.where(alive, torch.where(last, t1 - t, march.h), 0.0)
 
         stepped = self.step(t, h, z, theta, march.slope)
         ratio = self._judge(z, stepped, alive)
@@ -134,7 +131,22 @@ class Attempt:
             accepted=march.accepted + good,
             rejected=march.rejected + refused,
         )
-        return Attempted(march, after, after.t, taken, stepped.dense, stepped.slopes)
+        tally = self.tally(after, t1) if self.tallied else None
+        return Attempted(march, after, after.t, taken, stepped.dense, stepped.slopes, tally)
+
+    def tally(self, march: March, t1: Tensor) -> Tensor:
+        """(3,): how many samples are alive, how many of them the next attempt cannot bring home, how many failed."""
+        far = march.alive & ~self._last(march, t1)
+        return torch.stack([march.alive, far, march.status != Status.OK]).sum(1)
+
+    def _last(self, march: March, t1: Tensor) -> Tensor:
+        """Whose next step reaches the end."""
+        t = march.t
+        # Stretching by a hundredth avoids a last step that is all rounding.
+        reach = march.h.abs() * (1 + 1e-9 if self.fixed else 1.01)
+        if self.fixed:  # t is a sum of many steps, and carries the rounding of each
+            reach = reach + march.accepted * (torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs()))
+        return reach >= (t1 - t).abs()
 
     def _judge(self, z: State, stepped, alive: Tensor) -> Tensor:
         """Error over tolerance, a sample each; with fixed steps 0, or nan where the new state is not finite."""
@@ -169,12 +181,13 @@ class Compiled:
         found = iter(graph(tensors, self.outside))
         after = march.map(lambda _: next(found))
         h, dense = next(found), tuple(next(found) for _ in range(self._shown))
+        tally = next(found) if self.attempt.tallied else None
         if not t1.is_cuda:
-            return Attempted(march, after, after.t, h, dense or None, ())
+            return Attempted(march, after, after.t, h, dense or None, (), tally)
         # The march has moved on in its own memory: what it was has been copied, times in one piece.
         (t, t_next), number = next(found).unbind(), next(found)
         start = march._replace(t=t, accepted=number, z=tuple(found))
-        return Attempted(start, after, t_next, h, dense or None, ())
+        return Attempted(start, after, t_next, h, dense or None, (), tally)
 
     def _flat(self, march: March) -> Callable[..., list[Tensor]]:
         """The attempt as a function of a list of tensors."""
@@ -182,8 +195,8 @@ class Compiled:
         def flat(*given: Tensor) -> list[Tensor]:
             rest = iter(given)
             part = march.map(lambda _: next(rest))
-            start, after, t, h, dense, _ = self.attempt(part, next(rest), tuple(rest))
-            found = [*after.leaves(), h, *(dense or ())]
+            start, after, t, h, dense, _, tally = self.attempt(part, next(rest), tuple(rest))
+            found = [*after.leaves(), h, *(dense or ()), *([] if tally is None else [tally])]
             if h.is_cuda:
                 found += [torch.stack([start.t, t]), start.accepted, *start.z]
             return found
@@ -196,34 +209,63 @@ class Compiled:
 
     def _key(self) -> Hashable:
         it = self.attempt
-        return "attempt", identity(it.step), it.pid, it.tolerance, it.fixed, it.together
+        return "attempt", identity(it.step), it.pid, it.tolerance, it.fixed, it.together, it.tallied
+
+
+class Tally(NamedTuple):
+    """What the loop knows of the samples in hand."""
+
+    alive: int
+    far: int  # alive, and not to be brought home by the next attempt
+    failed: int | None = None
 
 
 class Watch:
     """How many samples are alive, without making the GPU wait.
 
     On CPU the count is exact. On CUDA it is the one of the attempt before: the count travels to pinned memory while the
-    next attempt is already queued, so the GPU always has work and the loop runs at most one attempt too long.
+    next attempt is already queued, so the GPU always has work. Where the attempt under way should be the last one, the
+    loop waits for its count, so that no other is queued in vain.
     """
 
     def __init__(self, device: torch.device, batch: int):
         self.asynchronous = device.type == "cuda"
-        self.counts: list[tuple[Tensor, torch.cuda.Event]] = []
-        self.known = batch
+        self.travelling: list[Callable[[], Tally]] = []
+        self.known = Tally(batch, batch)
 
-    def count(self, alive: Tensor) -> int:
+    def count(self, alive: Tensor, tally: Tensor | None = None) -> Tally:
+        """What is known once these have been sent off."""
         if not self.asynchronous:
-            return int(alive.sum())
-        pinned = torch.empty((), dtype=torch.int64, pin_memory=True)
-        pinned.copy_(alive.sum(), non_blocking=True)
+            self.known = _tally(int(alive.sum()) if tally is None else tally.tolist())
+            return self.known
+        self.travelling.append(self.send(alive.sum() if tally is None else tally))
+        while len(self.travelling) > 1 or (self.travelling and self.known.far == 0):
+            self.known = self.travelling.pop(0)()
+        return self.known
+
+    def send(self, counts: Tensor) -> Callable[[], Tally]:
+        """Send counts on their way; the answer waits for them to arrive."""
+        pinned = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+        pinned.copy_(counts, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
-        self.counts.append((pinned, event))
-        if len(self.counts) > 1:
-            seen, ready = self.counts.pop(0)
-            ready.synchronize()
-            self.known = int(seen)
-        return self.known
+
+        def arrived() -> Tally:
+            event.synchronize()
+            return _tally(pinned.tolist())
+
+        return arrived
+
+
+def _tally(counts: int | list[int]) -> Tally:
+    return Tally(counts, counts) if isinstance(counts, int) else Tally(*counts)
+
+
+class Ended(NamedTuple):
+    """The end of a loop."""
+
+    march: March
+    failed: int | None  # how many samples did, where the loop has come to know
 
 
 def integrate(
@@ -237,7 +279,8 @@ def integrate(
     steps: int | None = None,
     compact: bool = True,
     ladder: int | None = None,
-) -> March:
+    tally: Tensor | None = None,
+) -> Ended:
     """Attempt until no sample is alive or max_steps were taken, showing each move to the recorders.
 
     `steps`, where the number of attempts is known beforehand, saves asking. Once at most three quarters of the samples
@@ -245,10 +288,12 @@ def integrate(
     With a `ladder` the batch only shrinks by that factor, so that few shapes have to be compiled.
     """
     watch = Watch(march.t.device, len(march.t))
-    whole, rows, count = march, None, 0
+    whole, rows, count, alive, failed = march, None, 0, len(march.t), None
     while count < max_steps:  # a sample that is alive has taken part in all of them
-        alive = watch.count(march.alive) if steps is None else len(march.t) * (steps > count)
+        known = watch.count(march.alive, tally) if steps is None else Tally(len(march.t) * (steps > count), 0)
+        alive = known.alive
         if alive == 0:
+            failed = known.failed if rows is None else None  # of those put aside nothing is known
             break
         size = len(march.t)
         enough = alive if ladder is None else rung(size, alive)
@@ -261,12 +306,13 @@ def integrate(
             living = torch.argsort(march.alive, descending=True, stable=True)[:enough].sort().values
             rows = living if rows is None else rows[living]
             march, t1, theta = march.select(living), t1[living], [take(leaf, living) for leaf in theta]
-        start, march, t, h, dense, slopes = attempt(march, t1, theta)
+        start, march, t, h, dense, slopes, tally = attempt(march, t1, theta)
         for recorder in recorders:
             recorder.add(Moves(rows, start.t, t, h, start.z, theta, dense, slopes, start.accepted))
         count += 1
-    march = march._replace(status=torch.where(march.alive, Status.MAX_STEPS, march.status).to(march.status.dtype))
+    if steps is not None or alive > 0:
+        march = march._replace(status=torch.where(march.alive, Status.MAX_STEPS, march.status).to(march.status.dtype))
     if rows is None:
-        return march
+        return Ended(march, failed)
     whole.write(rows, march)
-    return whole
+    return Ended(whole, failed)

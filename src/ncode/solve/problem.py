@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cmath
 import difflib
 import math
 import numbers
@@ -103,8 +104,12 @@ def check_state(x0: Any) -> torch.dtype:
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
     """Whether all values are certainly finite: one look for all of them, since on CUDA each look waits."""
-    sums = [tensor.detach().sum().abs().double() for tensor in tensors if tensor.device.type != "mps"]
-    return len(sums) == len(tensors) and bool(torch.stack(sums).sum().isfinite())
+    sums = [tensor.detach().sum() for tensor in tensors]
+    if len({each.dtype for each in sums}) > 1:
+        if sums[0].device.type == "mps":
+            return False  # no double precision there
+        sums = [each.abs().double() for each in sums]
+    return cmath.isfinite(torch.stack(sums).sum().item())
 
 
 def check_finite(name: str, tensor: Tensor) -> None:
@@ -317,8 +322,9 @@ def _shared(*times: float | Tensor) -> bool:
 
 
 def symbolic() -> bool:
-    """Whether values cannot be looked at: under torch.func or torch.export."""
-    return torch.compiler.is_compiling() or transforming()
+    """Whether values cannot be looked at: under torch.func, torch.export, or while a CUDA graph is recorded."""
+    recorded = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return recorded or torch.compiler.is_compiling() or transforming()
 
 
 def transforming() -> bool:

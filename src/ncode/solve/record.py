@@ -25,7 +25,6 @@ class Moves(NamedTuple):
     dense: State | None = None
     slopes: tuple[State, ...] = ()
     number: Tensor | None = None  # how many steps each sample had taken before
-    source: Tensor | None = None  # on the tape: which of all attempts' rows these were
 
 
 class Recorder(Protocol):

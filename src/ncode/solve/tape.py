@@ -50,7 +50,7 @@ class Tape:
         `ladder` only by that factor: then some samples have no step n, and stand still at their last state.
         """
         batch, every = len(ok), self.every
-        together = self._together(batch) if rooted or bool(ok.all()) else None
+        together = self._together(ok, rooted)
         if together is not None:
             moves = [self.entries[attempt].moves._replace(z=self.entries[attempt].z) for attempt in together]
             return Even(moves, batch, together)
@@ -58,7 +58,7 @@ class Tape:
         everyone = torch.arange(batch, device=ok.device)
         moves = [entry.moves for entry in self.entries]
         sample = torch.cat([everyone[:0], *(everyone if m.rows is None else m.rows for m in moves)])
-        number = torch.cat([everyone[:0], *(m.number.long() for m in moves if m.number is not None)])
+        number = torch.cat([everyone[:0].int(), *(m.number for m in moves if m.number is not None)]).long()
         none = z0[0].new_zeros(0, dtype=torch.float64)
         h = torch.cat([none, *(m.h for m in moves)])
         took = ((h != 0) & (ok[sample] | rooted)).nonzero().flatten()
@@ -103,28 +103,32 @@ class Tape:
             every,
         )
 
-    def _together(self, batch: int) -> list[int] | None:
+    def _together(self, ok: Tensor, rooted: bool) -> list[int] | None:
         """Which attempts moved samples, if each moved all of them or none: then attempts are steps."""
         if any(entry.moves.rows is not None for entry in self.entries):
             return None
-        if not self.entries:
-            return []
-        moved = torch.stack([torch.count_nonzero(entry.moves.h) for entry in self.entries]).tolist()
-        if any(count not in (0, batch) for count in moved):
+        # All counts in one piece: on CUDA each question waits.
+        steps = [entry.moves.h for entry in self.entries]
+        asked = torch.stack([*steps, ok.to(steps[0].dtype) if steps else ok])
+        *moved, good = torch.count_nonzero(asked, dim=1).tolist()
+        batch = len(ok)
+        if any(count not in (0, batch) for count in moved) or not (rooted or good == batch):
             return None
         return [attempt for attempt, count in enumerate(moved) if count]
 
     def _states(self, z0: State) -> tuple[State, Tensor]:
         """All kept states in one row after the other, z0 last; and where the state of each attempt's row lies."""
         device, places, base = z0[0].device, [], 0
+        states = tuple(torch.cat([*(e.z[i] for e in self.entries), leaf.detach()]) for i, leaf in enumerate(z0))
+        if all(entry.kept is None for entry in self.entries):
+            return states, torch.arange(len(states[0]) - len(z0[0]), device=device)
         for entry in self.entries:
             place = torch.zeros(len(entry.moves.h), dtype=torch.long, device=device)
             count = len(entry.z[0])
             rows = torch.arange(base, base + count, device=device)
             places.append(rows if entry.kept is None else place.scatter_(0, entry.kept, rows))
             base += count
-        states = tuple(torch.cat([*(e.z[i] for e in self.entries), leaf.detach()]) for i, leaf in enumerate(z0))
-        return states, torch.cat([torch.zeros(0, dtype=torch.long, device=device), *places])
+        return states, torch.cat(places)
 
 
 def _table(rank: Tensor, number: Tensor, value: Tensor, height: int, empty: Tensor) -> Tensor:
@@ -174,6 +178,10 @@ class Steps(Protocol):
         """Step n, with its states where they were kept."""
         ...
 
+    def source(self, n: int) -> Tensor:
+        """Which of all attempts' rows those of step n were."""
+        ...
+
 
 @dataclass(frozen=True)
 class Even:
@@ -193,9 +201,11 @@ class Even:
         return torch.full((self.samples,), len(self.moves), device=self.moves[0].h.device if self.moves else None)
 
     def move(self, n: int) -> Moves:
+        return self.moves[n]
+
+    def source(self, n: int) -> Tensor:
         first = self.attempts[n] * self.samples
-        source = torch.arange(first, first + self.samples, device=self.moves[n].h.device)
-        return self.moves[n]._replace(source=source)
+        return torch.arange(first, first + self.samples, device=self.moves[n].h.device)
 
 
 @dataclass(frozen=True)
@@ -209,15 +219,18 @@ class Uneven:
     t: Tensor  # (steps, samples), as all times here
     t_next: Tensor
     h: Tensor
-    source: Tensor  # which row of all attempts each was
+    sources: Tensor  # which row of all attempts each was
     states: State
     kept: Tensor  # (steps / every, samples): which row of the states
     every: int
 
     def move(self, n: int) -> Moves:
         size = self.sizes[n]
-        t, t_next, h, source = (time[n, :size] for time in (self.t, self.t_next, self.h, self.source))
+        t, t_next, h = (time[n, :size] for time in (self.t, self.t_next, self.h))
         z: State = ()
         if n % self.every == 0:
             z = tuple(leaf.index_select(0, self.kept[n // self.every, :size]) for leaf in self.states)
-        return Moves(None, t, t_next, h, z, source=source)
+        return Moves(None, t, t_next, h, z)
+
+    def source(self, n: int) -> Tensor:
+        return self.sources[n, : self.sizes[n]]

@@ -24,6 +24,8 @@ from .status import InputError
 _HOLDERS = (nn.Module, Tensor, tuple, list, dict)
 _MANY = 1000  # a longer list is data
 
+Replaced = tuple[dict[str, Any], str, Tensor]  # where a module keeps a tensor, and the tensor
+
 
 class Touched(NamedTuple):
     """What was found, and the slope that the evaluation gave on the way."""
@@ -49,14 +51,23 @@ class _Seen(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        for value in pytree.tree_leaves((args, kwargs)):
-            if isinstance(value, Tensor) and id(value) not in self.inside:
+        for value in _tensors((*args, *kwargs.values())):
+            if id(value) not in self.inside:
                 self.outside[id(value)] = value
         result = func(*args, **kwargs)
-        for value in pytree.tree_leaves(result):
-            if isinstance(value, Tensor) and id(value) not in self.outside:
+        for value in _tensors((result,)):
+            if id(value) not in self.outside:
                 self.inside[id(value)] = value
         return result
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Tensors among values and in what they hold: most are tensors or numbers, and need not be taken apart."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif not (value is None or isinstance(value, (int, float, str))):
+            yield from (leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def touch(
@@ -136,6 +147,17 @@ def _within_reach(functions: Sequence[Callable[..., Any] | None]) -> Iterator[Te
                 yield from (p for p in value.parameters() if p.requires_grad)
             elif isinstance(value, Tensor) and value.requires_grad:
                 yield value
+
+
+def replaced(functions: Sequence[Callable[..., Any] | None]) -> list[Replaced]:
+    """Parameters and buffers of modules in which others stand in for their own, as in torch.func.functional_call."""
+    holders = [it for function in functions for it in _caught(function) if isinstance(it, nn.Module)]
+    modules = {module for holder in holders for module in holder.modules()}
+    own = [parameter for module in modules for parameter in module._parameters.values()]
+    if all(parameter is None or isinstance(parameter, nn.Parameter) for parameter in own):
+        return []
+    places: list[dict[str, Any]] = [place for it in modules for place in (it._parameters, it._buffers)]
+    return [(place, name, tensor) for place in places for name, tensor in place.items() if tensor is not None]
 
 
 def _caught(function: Any) -> Iterator[Any]:

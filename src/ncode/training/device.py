@@ -33,6 +33,8 @@ def start(options: RunOptions) -> Fabric:
     (device(type='cpu'), 1)
     """
     kind = _kind(options)
+    if options.graph:
+        _check_graph(options, kind)
     if options.tensorboard:
         check_tensorboard()
     _set_modes(options)
@@ -72,6 +74,22 @@ def _kind(options: RunOptions) -> str:
     if kind == "cpu" and options.precision == "16":
         raise InputError("precision '16' needs a CUDA device: choose --precision bf16, or 32")
     return kind
+
+
+def _check_graph(options: RunOptions, kind: str) -> None:
+    """Refuse what cannot be recorded."""
+    if kind != "cuda":
+        raise InputError("--graph records what a CUDA device does, and this run is on the CPU: leave it out")
+    if options.devices * options.nodes > 1:
+        raise InputError(
+            f"--graph is for one device, and {options.devices * options.nodes} were asked for: leave it out,"
+            " or choose --devices 1 --nodes 1"
+        )
+    if options.precision == "16":
+        raise InputError(
+            "--graph cannot be used with precision '16', whose steps look at whether a gradient is finite: choose"
+            " --precision bf16, or leave --graph out"
+        )
 
 
 def _set_modes(options: RunOptions) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ..solve import InputError
+from .graphed import GraphedStep
 from .task import Loss, Task
 
 if TYPE_CHECKING:
@@ -45,9 +47,15 @@ class Objective(nn.Module):
 
 
 class Engine:
-    """A task's model with its optimiser and schedule, on the devices of a Fabric."""
+    """A task's model with its optimiser and schedule, on the devices of a Fabric.
 
-    def __init__(self, task: Task, fabric: Fabric):
+    Args:
+        task: What to train.
+        fabric: On what.
+        graph: Whether to record a step as a CUDA graph and replay it.
+    """
+
+    def __init__(self, task: Task, fabric: Fabric, graph: bool = False):
         task.to(fabric.device)
         task.model.to(fabric.device)
         self._model, self._fabric = task.model, fabric
@@ -55,18 +63,30 @@ class Engine:
         self._schedule = task.schedule(self._optimiser)
         self._objective, self._stepper = fabric.setup(Objective(task).to(fabric.device), self._optimiser)
         self._mixed = str(fabric.strategy.precision.precision).endswith("mixed")
+        self._graph = graph
+        self._graphed = GraphedStep(self._optimiser, fabric.device) if graph else None
 
-    def loss(self, batch: Any) -> Loss:
-        """The loss of this device's share of a batch."""
-        return self._objective(Held(batch) if self._mixed else batch)
+    def step(self, batch: Any, seen: Callable[[Loss], None]) -> None:
+        """Make the loss of this device's share of a batch smaller, all devices together.
 
-    def improve(self, loss: Loss) -> None:
-        """Make it smaller, all devices together."""
+        `seen` is shown the loss, and may refuse it before the weights change; of a CUDA graph it is shown afterwards.
+        """
+        if self._graphed is None:
+            self._take(batch, seen)
+        else:
+            seen(self._graphed(self._take, batch))
+        if self._schedule is not None:
+            self._schedule.step()
+
+    def _take(self, batch: Any, seen: Callable[[Loss], None] | None = None) -> Loss:
+        loss = self._objective(Held(batch) if self._mixed else batch)
+        if seen is not None:
+            seen(loss)
         self._stepper.zero_grad()
         self._fabric.backward(loss.value)
         self._stepper.step()
-        if self._schedule is not None:
-            self._schedule.step()
+        # Whoever keeps it need not keep the graph of what led to it.
+        return Loss(loss.value.detach(), loss.report)
 
     def weights(self) -> dict[str, Tensor]:
         """A copy of the model's weights and statistics."""
@@ -88,6 +108,8 @@ class Engine:
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])
         self._fabric.strategy.precision.load_state_dict(state["precision"])
+        # The optimiser has its numbers in new places.
+        self._graphed = GraphedStep(self._optimiser, self._fabric.device) if self._graph else None
 
 
 def _detached(value: Any) -> Any:

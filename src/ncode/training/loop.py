@@ -22,7 +22,7 @@ from .readings import Readings
 from .seeds import generator, seed_step
 from .share import share
 from .stop import StopRequest
-from .task import Task
+from .task import Loss, Task
 from .tensorboard import Board
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def fit(
     """
     _check(task, name)
     checkpoints = Checkpoints(folder / "checkpoints" / name, progress.warn)
-    loop = _Loop(task, fabric, checkpoints, (seed, name), options.save_every, log, progress)
+    loop = _Loop(task, fabric, checkpoints, (seed, name), options, log, progress)
     if loop.step == task.steps:
         return loop.evaluation
     if options.tensorboard and fabric.is_global_zero:
@@ -98,7 +98,7 @@ class _Loop:
         fabric: Fabric,
         checkpoints: Checkpoints,
         key: tuple[int, str],
-        save_every: int,
+        options: RunOptions,
         log: MetricsLog,
         progress: Progress,
     ):
@@ -107,12 +107,12 @@ class _Loop:
         self.step = 0
         self.evaluation: dict[str, float] = {}
         self.board: Board | None = None
-        self._key, self._save_every = key, save_every
+        self._key, self._save_every = key, options.save_every
         self._saved_step, self._saved_at = -1, time.monotonic()
         self._readings, self._every, self._read_at = Readings(), 1, time.monotonic()
         # Several processes must stop at the same step, and a GPU should not wait: these look at each reading only.
         self._looks_at_each_step = fabric.world_size == 1 and fabric.device.type == "cpu"
-        self._engine = Engine(task, fabric)
+        self._engine = Engine(task, fabric, options.graph)
         self._restore()
 
     def run(self, stop: StopRequest) -> None:
@@ -137,11 +137,7 @@ class _Loop:
     def _take_step(self) -> None:
         batch = self._batch()
         try:
-            loss = self._engine.loss(batch)
-            self._readings.add(loss)
-            if self._looks_at_each_step:
-                self._readings.check(self.step + 1, last=1)
-            self._engine.improve(loss)
+            self._engine.step(batch, self._note)
         except RunError:
             raise
         except Exception as error:
@@ -150,6 +146,11 @@ class _Loop:
             error.add_note(f"in step {self.step + 1} of {self.task.steps}")
             raise
         self.step += 1
+
+    def _note(self, loss: Loss) -> None:
+        self._readings.add(loss)
+        if self._looks_at_each_step:
+            self._readings.check(self.step + 1, last=1)
 
     def _batch(self) -> Any:
         place = "cpu" if self.task.draws == "cpu" else self.fabric.device

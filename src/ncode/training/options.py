@@ -35,6 +35,9 @@ class RunOptions:
     """Go on with the latest run of this experiment that has not finished."""
     deterministic: bool = False
     """Only operations that give the same bits each time; an operation that cannot is an error."""
+    graph: bool = False
+    """On one CUDA device: record a training step as a CUDA graph and replay it. For tasks whose steps have fixed shapes
+    and never look at a value."""
     quiet: bool = False
     """Print nothing but warnings and errors."""
     tensorboard: bool = False
