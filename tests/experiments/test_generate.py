@@ -77,7 +77,7 @@ def test_a_source_without_the_models_asked_for_is_refused(source):
 
 def test_a_source_without_the_seed_asked_for_is_refused(source, tmp_path):
     options = RunOptions(seed=3, out=tmp_path, device="cpu", quiet=True)
-    with pytest.raises(ncode.InputError, match="has not trained vae-mnist-generated--seed-3"):
+    with pytest.raises(ncode.InputError, match="has not trained vae-mnist-generated-seed-3"):
         run(smoke(source=str(source), models=("vae",)), "smoke", options)
 
 
