@@ -81,7 +81,7 @@ def test_the_demo_ends_with_the_path_of_its_page(tmp_path, capsys):
     page = capsys.readouterr().out.strip().splitlines()[-1]
     assert page == str(tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
-    assert all(f"ncode run {name}" in text or name in text for name in ("reflection", "annuli", "memory"))
+    assert all(f">{title}: " in text for title in ("Reflection", "Annuli", "Memory"))
 
 
 def test_report_draws_what_results_alone_can_show_and_knows_their_experiment(tmp_path):

@@ -3,6 +3,8 @@ import json
 import pytest
 
 from ncode.cli import main
+from ncode.experiments.reflection import Reflection
+from ncode.training import RunError
 
 FAST = ["--smoke", "--device", "cpu", "--quiet"]
 
@@ -141,3 +143,12 @@ def test_resume_with_another_setting_is_refused(tmp_path, capsys):
     unfinish(the_run(tmp_path), "node-reflection-seed-0")
     assert run("reflection", "--out", str(tmp_path), "--resume", "--steps", "5") == 2
     assert "steps was 4 when" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_go_on_ends_with_its_sentence(tmp_path, capsys, monkeypatch):
+    def fail(self, trial, desk):
+        raise RunError("the loss is not finite at step 4")
+
+    monkeypatch.setattr(Reflection, "run", fail)
+    assert run("reflection", *FAST, "--out", str(tmp_path)) == 1
+    assert "ncode: the loss is not finite at step 4" in capsys.readouterr().err

@@ -57,8 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         return complain(str(error))
     except RuntimeError as error:
-        # Known to the training room, which is not imported for a word that trains nothing.
-        if type(error).__name__ != "RunError":
+        from ..training.errors import RunError  # here, since a word that trains nothing does without that room
+
+        if not isinstance(error, RunError):
             raise
         print(f"ncode: {error}", file=sys.stderr)
         return 1
