@@ -7,10 +7,13 @@ import torch
 from ncode import InputError
 from ncode.data import Images, ImageSets, draw_digits, load
 from ncode.experiments.base import Finished
-from ncode.experiments.classification import Classification, Classify, Clock
+from ncode.experiments.classification import Classification
+from ncode.experiments.classification_task import Classify
+from ncode.experiments.clock import Clock
 from ncode.figures.classification import course_of, draw_classification
 from ncode.models.classifier import ImageClassifier
 from ncode.models.classifier_score import measure
+from ncode.models.gammas import GAMMAS
 from ncode.training import Desk, Result, RunOptions, Trial
 from ncode.training.device import start
 
@@ -65,17 +68,79 @@ def test_the_smoke_form_runs_and_draws(tmp_path):
 
 def test_generated_data_are_told_apart():
     assert all("(generated)" in trial.dataset for trial in SMOKE.trials([0]))
-    assert Classification(regime="modern").trials([0])[0].dataset == "cifar10, modern"
-    assert Classification().trials([0])[0].dataset == "cifar10"
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({}, "cifar10"),
+        ({"dataset": "mnist"}, "mnist"),
+        ({"regime": "modern"}, "cifar10, modern"),
+        ({"gamma": "linear"}, "cifar10, gamma linear"),
+        ({"regime": "modern", "dropout": 0.5}, "cifar10, modern, dropout 0.5"),
+        ({"control_cost": 1e-5, "kinetic_cost": 0.01}, "cifar10, control cost 1e-05, kinetic cost 0.01"),
+        ({"weight_decay": 0.0}, "cifar10"),
+        ({"regime": "modern", "weight_decay": 0.0}, "cifar10, modern, weight decay 0"),
+        ({"regime": "modern", "weight_decay": 0.01, "keep": "last"}, "cifar10, modern"),
+        ({"zeros": -1, "filters": 32, "keep": "last"}, "cifar10, filters 32, zeros none, last epoch"),
+        # A longer or a faster run of the same problem has the same name.
+        ({"epochs": 3, "solver": "rk4", "batch": 100, "tf32": False}, "cifar10"),
+    ],
+)
+def test_a_label_names_what_differs_from_the_defaults(changes, label):
+    (trial,) = Classification(models=("ncode",), **changes).trials([0])
+    assert trial.dataset == label
+
+
+CHANGES = {
+    "gamma": "linear",
+    "hidden": 5,
+    "dropout": 0.5,
+    "scale": 0.3,
+    "control_cost": 0.1,
+    "kinetic_cost": 0.1,
+    "weight_decay": 0.1,
+    "label_smoothing": 0.1,
+    "filters": 7,
+    "zeros": 3,
+    "width": 8,
+}
+
+
+def test_a_label_names_just_what_changes_a_model_or_its_loss(drawn):
+    batch = tuple(part[:4] for part in task_for(drawn).batch(0, torch.Generator()))
+    models = ("node", "anode", "anode-wide", "data-control", "ncode", "ncode-net", "static-net")
+    usual = Classification(models=models)
+    plain = {trial.model: trial.dataset for trial in usual.trials([0])}
+    changed = {
+        (name, trial.model)
+        for name, value in CHANGES.items()
+        for trial in replace(usual, **{name: value}).trials([0])
+        if trial.dataset != plain[trial.model]
+    }
+    for model in models:
+        built, _ = fingerprint(drawn, model, batch)
+        for name, value in CHANGES.items():
+            found, decay = fingerprint(drawn, model, batch, **{name: value})
+            assert ((name, model) in changed) == (found != built or decay == value), (name, model)
+
+
+def fingerprint(drawn: ImageSets, model: str, batch, **changes) -> tuple[tuple[int, list[float]], float]:
+    """How large a model is and how it would be changed by a step, and the weight decay."""
+    settings = {"filters": 4, "shrink": 4, "width": 4, **changes}
+    torch.manual_seed(0)
+    task = task_for(drawn, model, **settings)
+    task.loss(task.model, batch).value.backward()
+    slopes = [float(p.grad.double().abs().sum()) for p in task.model.parameters()]
+    return (len(slopes), slopes), task.settings.planned_decay
 
 
 def test_the_paper_s_numbers_stand_beside_trials_of_the_same_name():
-    trials = {(trial.model, trial.dataset) for name in ("mnist", "cifar10") for trial in _trials(name)}
-    assert {(number.model, number.dataset) for number in Classification.paper} <= trials
-
-
-def _trials(dataset: str) -> list[Trial]:
-    return Classification(dataset=dataset).trials([0])
+    forms = [Classification(dataset=name, gamma=kind) for name in ("mnist", "cifar10") for kind in GAMMAS]
+    trials = {(trial.model, trial.dataset) for form in forms for trial in form.trials([0])}
+    reported = {(number.model, number.dataset): number.value for number in Classification.paper}
+    assert set(reported) <= trials
+    assert reported["ncode", "cifar10, gamma linear"] == reported["ncode", "cifar10"] == 0.741
 
 
 def test_held_out_images_are_the_same_for_all_and_never_trained_on(drawn):
@@ -112,7 +177,7 @@ def test_regimes_are_those_of_the_brief(drawn):
     paper, modern = Classification(), Classification(regime="modern")
     assert (paper.planned_epochs, paper.planned_lr, paper.batch, paper.planned_decay) == (50, 1e-3, 256, 0)
     assert replace(paper, dataset="mnist").planned_epochs == 20
-    assert (modern.planned_epochs, modern.planned_decay) == (24, 0.01)
+    assert (modern.planned_epochs, modern.planned_decay) == (30, 0.01)
     assert Classification(regime="modern", epochs=3, lr=0.5, weight_decay=0.0).planned_decay == 0
     task = task_for(drawn, regime="modern")
     optimiser = task.optimiser(task.model.parameters())
@@ -160,6 +225,41 @@ def test_kept_weights_give_the_reported_accuracy(tmp_path):
     assert found["loss"] == metrics["loss"]
 
 
+@pytest.mark.parametrize(("changes", "metric"), [({}, "accuracy"), ({"regime": "modern"}, ""), ({"keep": "last"}, "")])
+def test_the_paper_regime_keeps_the_best_epoch_and_the_modern_one_its_last(drawn, changes, metric):
+    assert task_for(drawn, **changes).keep_best == metric
+
+
+def test_the_epoch_is_chosen_by_held_out_images_and_what_is_reported_is_its_own(tmp_path):
+    # So large a rate that accuracy goes up and down.
+    settings = replace(SMOKE, models=("ncode",), epochs=6, lr=0.03)
+    (trial,) = settings.trials([0])
+    desk = desk_for(trial, tmp_path, save=True)
+    metrics = settings.run(trial, desk)
+    seen = desk.curves()["evaluation accuracy"]
+    assert metrics["held-out accuracy"] == max(seen)
+    again = ImageClassifier.from_pretrained(desk.folder / "pretrained")
+    task = Classify(settings, trial, load("mnist", "no-such-folder", fallback=True))
+    found = measure(again, task.held_out.images, task.held_out.labels, settings.batch)
+    assert found["accuracy"] == metrics["held-out accuracy"]
+
+
+def test_networks_of_blocks_have_a_figure_of_their_own(tmp_path):
+    seen = {"evaluation step": [1, 2], "train step": [1, 2], "train loss": [2.0, 1.0]}
+    seen |= {f"evaluation {name}": [0.5, 0.7] for name in ("accuracy", "loss", "nfe")}
+    about = ("paper", 0, {}, {}, 1, 1.0, "", {}, "", "", {}, seen)
+    models = [(model, "cifar10") for model in ("ncode", "anode")]
+    models += [("ncode", "cifar10, dropout 0.5")]
+    models += [(model, "cifar10, networks") for model in ("ncode-net", "static-net")]
+    results = [Result("classification", *names, *about) for names in models]
+    finished = [Finished(Trial(result.model, result.dataset), result, tmp_path) for result in results]
+    assert [picture.name for picture in SMOKE.figures(finished)] == ["training", "training-networks"]
+    assert [picture.name for picture in Classification.redraw(results)] == [
+        "training-cifar10",
+        "training-cifar10-networks",
+    ]
+
+
 def test_a_clock_counts_no_evaluations():
     clock = Clock(warm_up=0)
     for step in (0, 1, 2):
@@ -203,6 +303,7 @@ def test_models_of_one_figure_have_colours_of_their_own():
         ({"batch": 0}, "batch must be above 0"),
         ({"solver": "euler"}, "solver"),
         ({"tolerance": 0.0}, "tolerance"),
+        ({"keep": "first"}, "keep"),
     ],
 )
 def test_settings_that_make_no_sense_get_a_sentence(changes, sentence):

@@ -81,6 +81,16 @@ def test_a_result_is_read_as_it_was_written_with_nan_and_all(tmp_path):
     assert math.isnan(folder.result("nan").metrics["error"])
 
 
+def test_curves_are_written_with_six_digits_and_metrics_with_all(tmp_path):
+    folder, third = create(tmp_path), 1 / 3
+    curves = {"train step": [1234567], "train loss": [third * 1e-9], "train nfe": [math.nan]}
+    folder.write_result("node", Result(**{**RESULT.as_json(), "metrics": {"error": third}, "curves": curves}))
+    read = folder.result("node")
+    assert read.metrics == {"error": third}
+    assert (read.curves["train step"], read.curves["train loss"]) == ([1234567], [3.33333e-10])
+    assert math.isnan(read.curves["train nfe"][0])
+
+
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": 1}', '{"metrics": {}}'])
 def test_a_damaged_result_is_named(tmp_path, content):
     folder = create(tmp_path)

@@ -153,6 +153,27 @@ def test_a_fit_that_had_finished_is_loaded_and_all_that_follows_is_the_same(tmp_
     assert lives[0][1:] == lives[1][1:]
 
 
+def test_seconds_are_those_of_all_lives(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("ncode.training.clock.time.perf_counter", lambda: now[0])
+
+    def life(begins, at_step=None):
+        now[0] = begins
+        desk = desk_at(tmp_path)
+        for name in ("encoder", "decoder"):
+            now[0] += 10
+            desk.fit(Tiny(at_step={3: lambda: 1 / 0} if name == at_step else None), name)
+        now[0] += 1
+        return desk.seconds
+
+    with pytest.raises(ZeroDivisionError):
+        life(1000.0, at_step="decoder")
+    # 20 s up to the last checkpoint of the decoder, and this life.
+    assert life(5000.0) == 20 + 21
+    # One that has nothing left to train.
+    assert life(9000.0) == 20 + 20 + 21
+
+
 def test_other_settings_than_the_checkpoint_was_made_with_are_told_so(tmp_path):
     train(tmp_path)
     with pytest.raises(InputError, match="holds step 6 of a run that now has 4 steps"):

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -15,11 +16,17 @@ def launch(folder, quiet=True, **task):
     return subprocess.run(**script("tiny", json.dumps(setting)), capture_output=True, timeout=300)
 
 
+def logged(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def test_two_processes_stopped_and_resumed_give_the_result_of_one(tmp_path):
-    first = launch(tmp_path / "two", stop_at=2)
+    # The best weights are those after step 3.
+    scores = (0.9, 0.5)
+    first = launch(tmp_path / "two", stop_at=1, scores=scores)
     assert first.returncode == 130, first.stderr
-    assert [line.split(";")[0] for line in first.stderr.splitlines()] == ["stopped after step 3 of 6"]
-    second = launch(tmp_path / "two", quiet=False)
+    assert [line.split(";")[0] for line in first.stderr.splitlines()] == ["stopped after step 2 of 6"]
+    second = launch(tmp_path / "two", quiet=False, scores=scores)
     assert second.returncode == 0, second.stderr
     # One process speaks.
     assert second.stderr.count("step 6/6  loss") == 1
@@ -29,9 +36,12 @@ def test_two_processes_stopped_and_resumed_give_the_result_of_one(tmp_path):
     assert told[0]["final"] == told[0]["result"]
     assert os.listdir(tmp_path / "two" / "runs") == [told[0]["run"]] == [told[0]["found"]]
     two = load_file(tmp_path / "two" / "kept" / "weights.safetensors")
-    one = train(tmp_path / "one", noisy=False)
+    one = train(tmp_path / "one", noisy=False, scores=scores)
     assert two.keys() == one.keys()
-    for name, weight in one.items():
-        torch.testing.assert_close(two[name], weight, rtol=1e-5, atol=1e-6)
-    metrics = [json.loads(line) for line in (tmp_path / "two" / "metrics.jsonl").read_text().splitlines()]
+    for name in one.keys() - {"mean"}:
+        torch.testing.assert_close(two[name], one[name], rtol=1e-5, atol=1e-6)
+    assert told[0]["final"]["best step"] == 3
+    metrics = logged(tmp_path / "two")
     assert [each["step"] for each in metrics if each["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
+    # What the weights gave that were not kept.
+    assert metrics[-1]["error"] == pytest.approx(logged(tmp_path / "one")[-1]["error"], rel=1e-4)

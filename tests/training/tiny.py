@@ -18,13 +18,19 @@ from ncode.training.device import start
 
 
 class Tiny(Task):
-    """Momentum, a schedule, running statistics, noise in the batch and noise in the loss."""
+    """Momentum, a schedule, running statistics, noise in the batch and noise in the loss.
+
+    With `scores`, one an evaluation, the weights of the highest are kept.
+    """
 
     evaluate_every = 3
 
-    def __init__(self, steps=6, rows=8, noisy=True, pause=0.0, at_step=None):
+    def __init__(self, steps=6, rows=8, noisy=True, pause=0.0, at_step=None, scores=()):
         layers = [nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)]
         self.model = nn.Sequential(*([nn.BatchNorm1d(2), nn.Dropout(0.2)] if noisy else []), *layers)
+        # Of the share of the batch that a process has seen: what differs from process to process.
+        self.model.register_buffer("mean", torch.zeros(()))
+        self.scores, self.keep_best = scores, "score" if scores else ""
         self.steps, self.rows, self.pause = steps, rows, pause
         self.at_step = at_step or {}
         self.seen = []
@@ -37,12 +43,14 @@ class Tiny(Task):
 
     def loss(self, model, batch):
         time.sleep(self.pause)
+        model.mean.copy_(batch["x"].mean())
         error = (model(batch["x"]) - batch["y"]).square().mean()
         return Loss(error, {"nfe": 12, "control norm": batch["x"].norm()})
 
     def evaluate(self, model):
         x = torch.randn(16, 2, device=next(model.parameters()).device)
-        return {"error": (model(x) - x[:, :1] * x[:, 1:]).square().mean()}
+        score = {"score": self.scores[self.seen[-1] // self.evaluate_every]} if self.scores else {}
+        return {"error": (model(x) - x[:, :1] * x[:, 1:]).square().mean(), **score}
 
     def optimiser(self, parameters):
         return torch.optim.AdamW(parameters, lr=0.01)
@@ -90,7 +98,8 @@ def main(folder, options=None, stop_at=None, **task):
     run = RunFolder.create(desk.folder / "runs", "tiny", {}, desk.fabric)
     run.write_result("tiny", Result("tiny", "", "", "", 0, {}, desk.final, 0, 0.0, "", {}, "", ""))
     found = RunFolder.latest_unfinished(desk.folder / "runs", "tiny", desk.fabric)
-    told = {"rank": desk.fabric.global_rank, "run": run.path.name, "found": found.path.name}
+    sums = {name: value.sum().item() for name, value in model.state_dict().items()}
+    told = {"rank": desk.fabric.global_rank, "sums": sums, "run": run.path.name, "found": found.path.name}
     line = json.dumps({**told, "final": desk.final, "result": found.result("tiny").metrics})
     os.write(1, f"{line}\n".encode())  # in one piece: the processes share their output
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import tyro
 
 from ..report import gather
 from ..training import Trial
+from ..training.files import json_text
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ def answer(words: list[str]) -> int:
             folder = form.out / result.experiment
             folder.mkdir(parents=True, exist_ok=True)
             name = Trial(result.model, result.dataset, result.seed).name
-            text = json.dumps(result.as_json(), indent=1, sort_keys=True)
-            (folder / f"{result.preset}-{name}.json").write_text(text + "\n", encoding="utf-8")
+            text = json_text(result.as_json(), sort=True)
+            (folder / f"{result.preset}-{name}.json").write_text(text, encoding="utf-8")
             count += 1
     print(f"{count} results in {form.out}")
     return 0

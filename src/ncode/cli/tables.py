@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import tyro
@@ -47,15 +48,20 @@ def answer(words: list[str]) -> int:
 
 
 def table_of(name: str, results: Path) -> str:
-    """The table of an experiment's results, as Markdown. NAME may end in :WORD, the first of a data set's name."""
+    """The table of an experiment's results, as Markdown. NAME may end in :PART: see `_asked`."""
     name, _, part = name.partition(":")
     kind = find(name)
     every = [result for run in gather([results / name]) for result in run.results]
-    found = [result for result in every if not part or result.dataset.split()[0] == part]
+    found = [result for result in every if _asked(result.dataset, part)]
     models = list(getattr(kind.preset("paper"), "models", ()))
     # As a run has them, whatever the files are called: problems by their numbers, models as the settings name them.
     found.sort(key=lambda result: ([_padded(value) for value in result.about.values()], _place(models, result.model)))
     return as_markdown(make_table(found, kind.columns, kind.paper))
+
+
+def _asked(dataset: str, part: str) -> bool:
+    """Whether PART is empty, the first word of a data set's name, or a pattern for all of it without its spaces."""
+    return not part or dataset.split()[0] == part or fnmatchcase(dataset.replace(" ", ""), part)
 
 
 def _place(models: Sequence[str], model: str) -> int:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..solve.status import InputError
 from .base import Dynamics, Shape, Shapes, Theta
@@ -51,7 +51,9 @@ class Augmented(Dynamics):
 
     def lift(self, x: Tensor) -> Tensor:
         """The data, and zeros behind it."""
-        return self.dynamics.lift(torch.cat([x, x.new_zeros(x.shape[0], self.zeros, *x.shape[2:])], 1))
+        # Padded, and not put beside zeros: the layout in memory, channels last for one, stays what it was.
+        behind = [0, 0] * (x.dim() - 2) + [0, self.zeros]
+        return self.dynamics.lift(F.pad(x, behind))
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
         """The dynamics."""

@@ -89,11 +89,12 @@ class ConvBlock(VectorField):
         rho, weights = ACTIVATIONS[self.activation], self.weights(theta)
         y = torch.cat([x, theta["context"].expand(x.shape[0], -1, -1, -1)], 1) if self.context else x
         for layer, name in enumerate(KERNELS):
-            if layer:
-                y = rho(y)
+            y, w, b = (rho(y) if layer else y), weights[name], weights[f"{name} bias"]
             if self.time:
-                y = torch.cat([y, t[:, None, None, None].expand(-1, 1, *y.shape[2:]).to(y.dtype)], 1)
-            y = convolve(y, weights[name], weights[f"{name} bias"], self.convolution)
+                w, last = w.split((w.shape[-3] - 1, 1), dim=-3)
+                y = passing(t, convolve(y, w, b, self.convolution), last, self.convolution)
+            else:
+                y = convolve(y, w, b, self.convolution)
         return y
 
     def config(self) -> dict[str, Any]:
@@ -118,4 +119,21 @@ def convolve(x: Tensor, w: Tensor, b: Tensor, formulation: str) -> Tensor:
             return y
     else:
         y = sample_conv2d(x, w, formulation)
+    # Under autocast y has 16 bits: a bias of 32 would make all that follows twice as large.
+    b = b.to(y.dtype)
     return y + (b[:, None, None] if b.dim() == 1 else b[:, :, None, None])
+
+
+def passing(t: Tensor, y: Tensor, w: Tensor, formulation: str) -> Tensor:
+    """What a further channel that is t everywhere adds to y, for its part w of a kernel, (..., filters, 1, k, k).
+
+    It is t times the same convolution of ones: no channel is written beside the others, and their number stays what
+    the hardware likes.
+    """
+    if w.shape[-1] == 1:
+        ones = w.flatten(-3)[..., None]
+    elif w.dim() == 4:
+        ones = F.conv2d(w.new_ones(1, 1, *y.shape[2:]), w, padding=w.shape[-1] // 2)
+    else:
+        ones = sample_conv2d(w.new_ones(len(w), 1, *y.shape[2:]), w, formulation)
+    return torch.addcmul(y, t[:, None, None, None].to(y.dtype), ones.to(y.dtype))

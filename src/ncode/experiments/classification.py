@@ -3,60 +3,28 @@
 from __future__ import annotations
 
 import functools
-import math
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
-
-import torch
-from torch import Tensor, nn
-from torch.optim import Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from typing import Any, ClassVar, Literal
 
 from ..costs import ControlNorm, KineticEnergy, Regulariser
-from ..data import (
-    ImageSets,
-    MissingData,
-    Normalisation,
-    augment,
-    batch_indices,
-    batches_per_epoch,
-    find,
-    hold_out,
-    load,
-    stream,
-)
+from ..data import ImageSets, MissingData, find, load
 from ..models.classifier import ImageClassifier
-from ..models.classifier_family import MODELS, Design, Model, Solver, build_classifier
-from ..models.classifier_score import cross_entropy, measure, nfe_backward, right
+from ..models.classifier_family import MODELS, Design, Model, Solver
+from ..models.classifier_score import measure
 from ..models.gammas import GAMMAS, Gamma
 from ..solve import InputError
 from ..solve.problem import choose
-from ..training import Column, Desk, Loss, Reported, Task, Trial
+from ..training import Column, Desk, Reported, Result, Trial
 from .base import Experiment, Finished, Picture
 from .checks import check_choices, check_positive
+from .classification_label import is_network, label_of
+from .classification_regimes import DATASETS, REGIMES, Dataset, RegimeName
+from .classification_task import Classify, tensor_cores
+from .clock import Clock as Clock
 
-Dataset = Literal["mnist", "fashion-mnist", "cifar10"]
-RegimeName = Literal["paper", "modern"]
 SolverName = Literal["dopri5", "rk4"]
-DATASETS: tuple[Dataset, ...] = get_args(Dataset)
-
-
-class Regime(NamedTuple):
-    """What "paper" and "modern" stand for. Each number can be told otherwise."""
-
-    epochs: Mapping[str, int]
-    lr: float
-    weight_decay: float
-    modern: bool  # crops and flips, AdamW, and a learning rate that rises and falls
-
-
-REGIMES = {
-    "paper": Regime({"mnist": 20, "fashion-mnist": 20, "cifar10": 50}, 1e-3, 0.0, False),
-    "modern": Regime(dict.fromkeys(DATASETS, 24), 2e-3, 1e-2, True),
-}
 
 
 @dataclass(frozen=True)
@@ -64,7 +32,10 @@ class Classification(Experiment):
     """Classify images by a flow: the image is x(0), and a linear map of x(1) gives the classes.
 
     All models see the same images in the same order, with the same budget. 5,000 training images are held out, and are
-    what curves show and choices are made by; the test images are looked at once, at the end.
+    what curves show and choices are made by, that of the epoch to keep among them; the test images are looked at once,
+    at the end.
+
+    gamma is conv-norm unless told otherwise, which is ours. The paper's own reading is --gamma linear.
 
     With --precision bf16 the convolutions and linear maps of gamma, of the field and of the read-out are computed in
     bfloat16; the state, the sums of the solver, its error estimate, norms and the loss stay in 32 bits. Meant for fixed
@@ -115,16 +86,18 @@ class Classification(Experiment):
     columns = (
         Column("accuracy", "test accuracy, %", digits=2, scale=100),
         Column("held-out accuracy", "held-out accuracy, %", digits=2, scale=100),
-        Column("loss", "test loss", digits=3),
-        Column("nfe", "evaluations forward", digits=1),
-        Column("nfe backward", "backward", digits=1),
+        Column("accuracy by dopri5", "test accuracy by dopri5, %", digits=2, scale=100),
+        Column("nfe by dopri5", "evaluations by dopri5", digits=1),
         Column("seconds an epoch", "seconds an epoch", digits=1),
     )
     paper = tuple(
-        Reported(model, dataset, "accuracy", value, note)
-        for dataset, numbers in (("mnist", (0.982, 0.985, 0.992)), ("cifar10", (0.612, 0.620, 0.741)))
-        for model, value, note in zip(
-            ("anode", "data-control", "ncode"), numbers, ("", "", "gamma linear, epochs not given"), strict=True
+        Reported(model, label, "accuracy", value, note)
+        for dataset, anode, data_control, ncode in (("mnist", 0.982, 0.985, 0.992), ("cifar10", 0.612, 0.620, 0.741))
+        for model, label, value, note in (
+            ("anode", dataset, anode, ""),
+            ("data-control", dataset, data_control, ""),
+            ("ncode", dataset, ncode, "with gamma linear; epochs not given"),
+            ("ncode", f"{dataset}, gamma linear", ncode, "epochs not given"),
         )
     )
 
@@ -135,9 +108,9 @@ class Classification(Experiment):
     networks of three blocks."""
     regime: RegimeName = "paper"
     """paper: Adam at 1e-3, no augmentation, 20 epochs (CIFAR-10: 50). modern: random crops and flips, AdamW, a learning
-    rate that rises and falls, 24 epochs."""
-    gamma: Gamma = "conv"
-    """Trunk that sets the control: linear and perceptron as the paper may be read, conv and conv-norm ours."""
+    rate that rises and falls, 24 epochs (CIFAR-10: 30)."""
+    gamma: Gamma = "conv-norm"
+    """Trunk that sets the control. linear: the paper's own reading; perceptron: another; conv and conv-norm: ours."""
     hidden: int = 10
     """Features of gamma."""
     dropout: float = 0.0
@@ -177,6 +150,9 @@ class Classification(Experiment):
     """Passes over the training images. 0: the regime's own."""
     lr: float = 0.0
     """Learning rate, at its highest. 0: the regime's own, 1e-3 or 2e-3."""
+    keep: Literal["auto", "best", "last"] = "auto"
+    """Weights to keep: of the epoch with the highest held-out accuracy, or of the last. auto: best in the paper regime,
+    last in the modern one, whose learning rate ends at 0."""
     images: int = 0
     """Training images to use, those held out included. 0: all."""
     held_out: int = 5000
@@ -194,6 +170,7 @@ class Classification(Experiment):
         choose("regime", self.regime, tuple(REGIMES))
         choose("gamma", self.gamma, GAMMAS)
         choose("step", self.step, ("sample", "batch"))
+        choose("keep", self.keep, ("auto", "best", "last"))
         check_positive(batch=self.batch, held_out=self.held_out, width=self.width, shrink=self.shrink, scale=self.scale)
         for name in ("dropout", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
@@ -205,17 +182,17 @@ class Classification(Experiment):
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Each model with each seed."""
-        label = self.dataset if self.regime == "paper" else f"{self.dataset}, {self.regime}"
-        label = f"{label} (generated)" if self._generated() else label
+        end = " (generated)" if self._generated() else ""
         about = {"epochs": self.planned_epochs, "lr": self.planned_lr, "weight decay": self.planned_decay}
-        return [Trial(model, label, seed, about) for model in self.models for seed in seeds]
+        labels = {model: label_of(self, model) + end for model in self.models}
+        return [Trial(model, label, seed, about) for model, label in labels.items() for seed in seeds]
 
     def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
         """Train a model, then look at the test images once."""
         sets = _load(self.dataset, self.data_dir, self.fallback)
         if sets.generated:
             desk.say(f"{self.dataset} was not found: {sets.name} stand in for it")
-        with tensor_cores(self.tf32, desk.device):
+        with tensor_cores(self.tf32, desk.device, search=not desk.options.deterministic):
             task = Classify(self, trial, sets)
             model = desk.fit(task)
             assert isinstance(model, ImageClassifier)
@@ -223,24 +200,31 @@ class Classification(Experiment):
                 model.save_pretrained(desk.folder / "pretrained")
             seen = sets.test.to(desk.device)
             test = measure(model, seen.images, seen.labels, self.batch)
+            if not is_network(trial.model):
+                changes = self.adaptive(trial.model)
+                again = measure(model, seen.images, seen.labels, self.batch, **changes) if changes else test
+                test |= {f"{name} by dopri5": again[name] for name in ("accuracy", "nfe", "failed")}
         seconds = {} if task.clock.mean is None else {"seconds an epoch": task.clock.mean * task.per_epoch}
         return {**desk.final, **test, **seconds, "held-out accuracy": desk.final["accuracy"]}
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
-        """The figure of appendix C.2."""
-        from ..figures.classification import draw_classification
+        """The figure of appendix C.2, of all models together; networks of blocks have one of their own."""
+        return _pictures([("networks" if is_network(done.trial.model) else "", done.result) for done in finished])
 
-        curves: dict[str, list[dict[str, list[float]]]] = {}
-        for done in finished:
-            curves.setdefault(done.trial.model, []).append(done.result.curves)
-        if not curves:
-            return []
-        caption = (
-            "Accuracy and loss on held-out training images against training steps, the loss on training images as"
-            " dashed lines, and the evaluations of the field that a held-out image takes against its loss. Lines are"
-            " means over seeds, bands reach from the lowest to the highest."
-        )
-        return [Picture("training", draw_classification(curves), caption)]
+    @classmethod
+    def redraw(cls, results: Sequence[Result]) -> list[Picture]:
+        """The same figure, one for each label that has several models.
+
+        >>> seen = {f"evaluation {name}": [1.0, 2.0] for name in ("step", "accuracy", "loss", "nfe")}
+        >>> about = ("mnist", "smoke", 0, {}, {}, 1, 1.0, "", {}, "", "", {}, seen)
+        >>> results = [Result("classification", model, *about) for model in ("ncode", "anode")]
+        >>> [picture.name for picture in Classification.redraw(results)]
+        ['training-mnist']
+        """
+        models: dict[str, set[str]] = {}
+        for result in results:
+            models.setdefault(result.dataset, set()).add(result.model)
+        return _pictures([(result.dataset, result) for result in results if len(models[result.dataset]) > 1])
 
     @property
     def planned_epochs(self) -> int:
@@ -257,12 +241,23 @@ class Classification(Experiment):
         """Weight decay, as told or the regime's."""
         return REGIMES[self.regime].weight_decay if self.weight_decay < 0 else self.weight_decay
 
+    @property
+    def planned_keep(self) -> str:
+        """Whose weights are kept, as told or the regime's."""
+        return REGIMES[self.regime].keep if self.keep == "auto" else self.keep
+
     def design(self) -> Design:
         """What models are built by."""
         solver = Solver(self.solver, self.tolerance, self.steps, self.step, self.compile)
         trunk = {"gamma": self.gamma, "hidden": self.hidden, "dropout": self.dropout, "scale": self.scale}
         widths = (self.width, 2 * self.width, 4 * self.width)
         return Design(self.filters, self.zeros, **trunk, shrink=self.shrink, widths=widths, solver=solver)
+
+    def adaptive(self, model: str) -> dict[str, Any]:
+        """What makes dopri5 solve a model that is trained with steps of equal length; nothing where it does anyway."""
+        if self.solver == "dopri5" or is_network(model):
+            return {}
+        return {**Solver(tolerance=self.tolerance).settings(), "dt": None, "gradient": "discrete"}
 
     def costs(self) -> list[Regulariser]:
         """Running costs."""
@@ -279,139 +274,27 @@ class Classification(Experiment):
         return False
 
 
-class Classify(Task):
-    """One classifier, on one data set, in one regime."""
-
-    def __init__(self, settings: Classification, trial: Trial, sets: ImageSets):
-        train = sets.train
-        if 0 < settings.images < len(train):
-            order = torch.randperm(len(train), generator=stream(0, "subset"))
-            train = train.take(order[: settings.images])
-        # Held out by a seed of their own: every model and every seed is judged by the same images.
-        self.train, self.held_out = hold_out(train, min(settings.held_out, len(train) // 4), seed=0)
-        self.settings, self.trial = settings, trial
-        self.batch_size = min(settings.batch, len(self.train))
-        self.per_epoch = batches_per_epoch(self.batch_size, len(self.train))
-        self.steps = settings.planned_epochs * self.per_epoch
-        self.evaluate_every = self.per_epoch
-        self.regime, self.costs, self.clock = REGIMES[settings.regime], settings.costs(), Clock()
-        scaling = Normalisation.of(self.train)
-        model = build_classifier(trial.model, train.shape, len(train.classes), settings.design())
-        self.model: nn.Module = model.scale_by(scaling.mean, scaling.std)
-
-    def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Images of a step, uint8, and their labels."""
-        self.clock.tick(step)
-        train = self.train
-        indices = batch_indices(step, self.batch_size, len(train), self.trial.seed, train.device)
-        images = train.images[indices]
-        if self.regime.modern:
-            digits = self.settings.dataset == "mnist"  # a mirrored digit is none
-            images = augment(images, generator=generator, padding=2 if digits else 4, flip=not digits)
-        return images, train.labels[indices]
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Loss:
-        """Cross entropy and running costs; samples that could not be solved are left out, and counted."""
-        assert isinstance(model, ImageClassifier)
-        images, labels = batch
-        answer = model.answer(images, self.costs or None)
-        entropy = cross_entropy(answer, labels, self.settings.label_smoothing)
-        value = (entropy + answer.cost.float()).sum() / answer.ok.sum().clamp(min=1)
-        report = {
-            "accuracy": right(answer, labels).float().mean(),
-            "nfe": answer.nfe.float().mean(),
-            "rejected": answer.rejected.float().mean(),
-            "control norm": answer.control_norm.mean(),
-            "failed": (~answer.ok).sum(),
-        }
-        return Loss(value, report)
-
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Accuracy, loss and evaluations, on the images held out."""
-        assert isinstance(model, ImageClassifier)
-        self.clock.pause()
-        images, labels = self.held_out.images, self.held_out.labels
-        found = measure(model, images, labels, self.batch_size)
-        some = torch.arange(self.batch_size, device=images.device) % len(images)
-        return {**found, "nfe backward": nfe_backward(model, images[some], labels[some])}
-
-    def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Adam, or AdamW."""
-        every = list(parameters)
-        kind = AdamW if self.regime.modern else Adam
-        fused = all(each.is_cuda for each in every)
-        return kind(every, lr=self.settings.planned_lr, weight_decay=self.settings.planned_decay, fused=fused)
-
-    def schedule(self, optimiser: Optimizer) -> LRScheduler | None:
-        """One rise and one fall in the modern regime."""
-        if not self.regime.modern:
-            return None
-        return LambdaLR(optimiser, functools.partial(one_cycle, steps=self.steps))
-
-    def to(self, device: torch.device) -> None:
-        """All images to the device, as bytes."""
-        self.train, self.held_out = self.train.to(device), self.held_out.to(device)
+CAPTION = (
+    "Accuracy and loss on held-out training images against training steps, the loss on training images as dashed lines,"
+    " and the evaluations of the field that a held-out image takes against its loss. Lines are means over seeds, bands"
+    " reach from the lowest to the highest."
+)
 
 
-class Clock:
-    """The time that a training step takes, without evaluations and without the first steps, which compile and warm up.
+def _pictures(named: Sequence[tuple[str, Result]]) -> list[Picture]:
+    """One for each name."""
+    from ..figures.classification import draw_classification
 
-    >>> clock = Clock(warm_up=1)
-    >>> for step in range(4):
-    ...     clock.tick(step)
-    >>> clock.mean >= 0, clock.counted
-    (True, 2)
-    """
-
-    def __init__(self, warm_up: int = 5):
-        self.warm_up, self.seen, self.counted, self.total = warm_up, 0, 0, 0.0
-        self._last: tuple[int, float] | None = None
-
-    def tick(self, step: int) -> None:
-        """A step begins."""
-        now, last = time.perf_counter(), self._last
-        if last is not None and last[0] == step - 1:
-            self.seen += 1
-            if self.seen > self.warm_up:
-                self.counted, self.total = self.counted + 1, self.total + now - last[1]
-        self._last = step, now
-
-    def pause(self) -> None:
-        """Something else begins."""
-        self._last = None
-
-    @property
-    def mean(self) -> float | None:
-        """Seconds a step; None where too few were seen."""
-        return self.total / self.counted if self.counted else None
-
-
-def one_cycle(step: int, steps: int, rise: float = 0.2) -> float:
-    """What the learning rate is multiplied by: up along a line for a fifth of the steps, then down along a cosine.
-
-    >>> [round(one_cycle(step, steps=100), 2) for step in (0, 20, 60, 100)]
-    [0.04, 1.0, 0.5, 0.0]
-    """
-    top = max(1.0, rise * steps)
-    if step < top:
-        return 0.04 + 0.96 * step / top
-    return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (step - top) / max(1.0, steps - top)))
-
-
-@contextmanager
-def tensor_cores(enabled: bool, device: torch.device) -> Iterator[None]:
-    """Whether 32-bit products on CUDA may round their factors to TF32, for as long as this lasts."""
-    if device.type != "cuda":
-        yield
-        return
-    before: tuple[Any, Any] = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_float32_matmul_precision("high" if enabled else "highest")
-    torch.backends.cudnn.allow_tf32 = enabled
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
+    groups: dict[str, dict[str, list[dict[str, list[float]]]]] = {}
+    for name, result in sorted(named, key=lambda each: [*MODELS, each[1].model].index(each[1].model)):
+        if result.curves.get("evaluation step"):
+            groups.setdefault(name, {}).setdefault(result.model, []).append(result.curves)
+    pictures = []
+    for name, curves in sorted(groups.items()):
+        file = re.sub(r"[^\w.]+", "-", f"training {name}").strip("-")
+        caption = f"{name[:1].upper()}{name[1:]}. {CAPTION}" if name else CAPTION
+        pictures.append(Picture(file, draw_classification(curves), caption))
+    return pictures
 
 
 @functools.lru_cache(maxsize=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -77,7 +76,6 @@ def _finished(trial: Trial, place: RunFolder) -> Finished:
 
 
 def _try(experiment: Experiment, trial: Trial, desk: Desk, about: dict[str, Any]) -> Result:
-    began = time.perf_counter()
     metrics = experiment.run(trial, desk)
     return Result(
         experiment=experiment.name,
@@ -86,7 +84,7 @@ def _try(experiment: Experiment, trial: Trial, desk: Desk, about: dict[str, Any]
         seed=trial.seed,
         metrics=dict(metrics),
         parameters=desk.parameters,
-        seconds=round(time.perf_counter() - began, 3),
+        seconds=round(desk.seconds, 3),
         about=dict(trial.about),
         curves=desk.curves(),
         **{name: about[name] for name in ("preset", "settings", "device", "versions", "commit", "command")},

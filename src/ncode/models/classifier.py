@@ -63,7 +63,8 @@ class Answer(NamedTuple):
         for solution in self.solutions:
             for value in solution.theta.values():
                 if value.stride(0):  # a control that all share is a view
-                    squares = squares + value.detach().float().flatten(1).square().sum(1)
+                    norm = torch.linalg.vector_norm(value.detach().flatten(1), dim=1, dtype=torch.float32)
+                    squares = squares + norm.square()
         return squares.sqrt()
 
 
@@ -84,8 +85,11 @@ class ImageClassifier(nn.Module, ABC):
         self.register_buffer("std", torch.ones(self.shape[0]))
 
     @abstractmethod
-    def answer(self, images: Tensor, cost: Costs = None) -> Answer:
-        """Logits, and how each block was solved; `cost` is charged in each block. Samples that fail are marked."""
+    def answer(self, images: Tensor, cost: Costs = None, **changes: Any) -> Answer:
+        """Logits, and how each block was solved. Samples that fail are marked.
+
+        `cost` is charged in each block; `changes` are other settings of the solver for this time: method="dopri5", ...
+        """
 
     @abstractmethod
     def config(self) -> dict[str, Any]:
@@ -149,14 +153,17 @@ class Classifier(ImageClassifier):
         if state is None or len(state) != 3 or state[0] is None:
             raise InputError(f"the block's state must be (channels, height, width); given {state}")
         self.block, self.shrink = block, check_count("shrink", shrink)
+        self.shared = not any(len(shape) == 4 for shape in block.dynamics.control_shapes.values())
         _, height, width = shrunk(self.shape, self.shrink)
         self.readout = nn.Linear(state[0] * height * width, self.classes)
 
-    def answer(self, images: Tensor, cost: Costs = None) -> Answer:
+    def answer(self, images: Tensor, cost: Costs = None, **changes: Any) -> Answer:
         """Logits, and how the block was solved."""
         x = self.scaled(images)
         x = F.avg_pool2d(x, self.shrink) if self.shrink > 1 else x
-        solution = self.block.solve(x, cost=cost, throw=False)
+        if self.shared and x.is_cuda:  # how GPUs convolve; kernels that are a sample's own have ways of their own
+            x = x.contiguous(memory_format=torch.channels_last)
+        solution = self.block.solve(x, cost=cost, throw=False, **changes)
         return Answer(self.readout(reached(solution).flatten(1)), (solution,), solution.ok)
 
     def config(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Design:
     Attributes:
         filters: Of the block: 50 for N-CODE; 64 for ANODE and data control; for NODE 92 (grey images) or 125.
         zeros: Channels that start at 0: 5 for grey images, 10 for colour. -1 for none.
-        gamma, hidden, dropout: The trunk: see `gamma`.
+        gamma, hidden, dropout: The trunk: see `gamma`. "conv-norm" is ours; the paper's reading is "linear".
         scale: Of the part of the control that depends on the data: see `OpenLoop`.
         shrink: Means over fields of this size are taken of images first.
         widths: Of a network of blocks.
@@ -86,7 +86,7 @@ class Design:
 
     filters: int = 0
     zeros: int = 0
-    gamma: str = "conv"
+    gamma: str = "conv-norm"
     hidden: int = 10
     dropout: float = 0.0
     scale: float = 0.1

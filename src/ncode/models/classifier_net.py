@@ -70,14 +70,14 @@ class ClassifierNet(ImageClassifier):
         self.readout = nn.Linear(self.widths[-1], self.classes)
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
-    def answer(self, images: Tensor, cost: Costs = None) -> Answer:
+    def answer(self, images: Tensor, cost: Costs = None, **changes: Any) -> Answer:
         """Logits, and how each block was solved."""
         x = self.stem(self.scaled(images).contiguous(memory_format=torch.channels_last))
         solutions = []
         for number, block in enumerate(cast(Sequence[NCODE], self.blocks)):
             # Under autocast a convolution returns less precision than a state is integrated in.
             x = self.downs[number - 1](x) if number else x
-            solutions.append(block.solve(x.to(self.mean.dtype), cost=cost, throw=False))
+            solutions.append(block.solve(x.to(self.mean.dtype), cost=cost, throw=False, **changes))
             x = reached(solutions[-1])
         ok = torch.stack([solution.ok for solution in solutions]).all(0)
         return Answer(self.readout(F.relu(self.norm(x)).mean((2, 3))), tuple(solutions), ok)

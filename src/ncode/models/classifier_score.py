@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -21,8 +23,8 @@ def right(answer: Answer, labels: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def measure(model: ImageClassifier, images: Tensor, labels: Tensor, chunk: int) -> dict[str, float]:
-    """Accuracy, loss, evaluations a solve and failures, on all images.
+def measure(model: ImageClassifier, images: Tensor, labels: Tensor, chunk: int, **changes: Any) -> dict[str, float]:
+    """Accuracy, loss, evaluations a solve and failures, on all images; `changes` are other settings of the solver.
 
     Every chunk has the same size, the last one being filled up, so that a compiled solver meets one shape.
 
@@ -36,23 +38,29 @@ def measure(model: ImageClassifier, images: Tensor, labels: Tensor, chunk: int) 
     for first in range(0, count, chunk):
         indices = torch.arange(first, first + chunk, device=device)
         real, indices = indices < count, indices % count
-        answer, wanted = model.answer(images[indices]), labels[indices]
+        answer, wanted = model.answer(images[indices], **changes), labels[indices]
         parts = (right(answer, wanted), cross_entropy(answer, wanted), answer.nfe, ~answer.ok)
         total += torch.stack([(part * real).sum().double() for part in parts])
     accuracy, loss, nfe, failed = (total / count).tolist()
     return {"accuracy": accuracy, "loss": loss, "nfe": nfe, "failed": round(failed * count)}
 
 
-def nfe_backward(model: ImageClassifier, images: Tensor, labels: Tensor) -> float:
-    """Evaluations that backward takes a sample, in one pass that changes no gradient; 0 where a graph is kept.
+def evaluations(model: ImageClassifier, images: Tensor, labels: Tensor, **changes: Any) -> dict[str, float]:
+    """Evaluations that a sample takes forward, and backward: 0 where a graph is kept. No gradient is changed by it.
+
+    `changes` are other settings of the solver.
 
     >>> from ncode.models.classifier_family import build_classifier
-    >>> nfe_backward(build_classifier("node", (1, 8, 8)), torch.zeros(2, 1, 8, 8), torch.arange(2)) > 0
+    >>> found = evaluations(build_classifier("node", (1, 8, 8)), torch.zeros(2, 1, 8, 8), torch.arange(2))
+    >>> found["nfe"] > found["nfe backward"] > 0
     True
     """
     torch.clear_autocast_cache()  # copies of weights that were made without gradients
     with torch.enable_grad():
-        answer = model.answer(images)
+        answer = model.answer(images, **changes)
         value = cross_entropy(answer, labels).sum()
         torch.autograd.grad(value, [each for each in model.parameters() if each.requires_grad], allow_unused=True)
-    return float(answer.nfe_backward.double().mean())
+    return {
+        "nfe": float(answer.nfe.double().mean()),
+        "nfe backward": float(answer.nfe_backward.double().mean()),
+    }

@@ -22,7 +22,7 @@ def gamma(kind: str, shape: tuple[int, int, int], hidden: int = 10, dropout: flo
         kind: "linear", as the paper's appendix has it: a linear map of all pixels. "perceptron": a tanh behind it, as
             the paper's text may be read. "conv": conv 16 and conv 32, both of stride 2, a mean over 2x2 fields, linear,
             tanh. "conv-norm": conv 32, 64 and 128 of stride 2 with batch norm, and the same end. The last two are ours:
-            they see shapes where the first two must learn by heart.
+            they see shapes where the first two must learn by heart. "conv-norm" is the classifiers' own choice.
         shape: Of an image.
         hidden: Features.
         dropout: How often an input of the last layer is left out in training. Drawn once a solve, outside of it.

@@ -51,11 +51,11 @@ def unroll(problem: Problem, steps: Steps, first: State | None = None) -> Output
     powers: list[State] = []
     slope = first
     for n, size in enumerate(steps.sizes):
-        move, part = steps.move(n), tuple(leaf[:size] for leaf in z)
-        theta, times = _split(problem, [row[:size] for row in rows])
+        move, part = steps.move(n), tuple(_first(leaf, size) for leaf in z)
+        theta, times = _split(problem, [_first(row, size) for row in rows])
         window = Window.of(times.ts.detach(), move) if times.ts is not None else None
         if slope is not None:
-            slope = tuple(leaf[:size] for leaf in slope)
+            slope = tuple(_first(leaf, size) for leaf in slope)
         stepped, passed = retake(problem, move, part, theta, times, window, dense=dense, first=slope)
         if window is not None:
             saved = tuple(_fill(old, new, window) for old, new in zip(saved, passed, strict=True))
@@ -107,6 +107,11 @@ def _placed(whole: Sequence[Tensor], order: Tensor, some: Sequence[Tensor]) -> S
         place = torch.argsort(order)
         return tuple(leaf.index_select(0, place) for leaf in some)
     return tuple(a.index_copy(0, order, b) for a, b in zip(whole, some, strict=True))
+
+
+def _first(leaf: Tensor, size: int) -> Tensor:
+    """The first samples. Not as a view where that is all: its gradient would be written into zeros first."""
+    return leaf if size == leaf.shape[0] else leaf[:size]
 
 
 def _split(problem: Problem, rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], Times]:

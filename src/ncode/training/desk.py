@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..solve import InputError
+from .clock import Clock
 from .files import explained, write_file
 from .log import MetricsLog
 from .loop import fit
@@ -38,7 +39,8 @@ class Desk:
     Attributes:
         device: Where the model and its batches are.
         parameters: Trained numbers of the model that was fitted last.
-        final: What the last evaluation of that model gave.
+        final: What the last evaluation of that model gave, or the best one where the task keeps the best weights: then
+            "best step" says after which step that was.
 
     >>> from tempfile import TemporaryDirectory
     >>> from ncode.training.device import start
@@ -64,6 +66,7 @@ class Desk:
         self.progress = progress or Progress(quiet=True)
         self.parameters = 0
         self.final: dict[str, float] = {}
+        self._clock = Clock()
         self._log = MetricsLog(self.folder / "metrics.jsonl", writes=fabric.is_global_zero)
         self._fitted: set[str] = set()
         seed_all(trial.seed, "weights")
@@ -72,6 +75,11 @@ class Desk:
     def device(self) -> torch.device:
         """Where the model and its batches are."""
         return self.fabric.device
+
+    @property
+    def seconds(self) -> float:
+        """How long the trial has taken so far, in all its lives. Of one that was killed, up to its last checkpoint."""
+        return self._clock.seconds
 
     def fit(self, task: Task, name: str = "model") -> nn.Module:
         """Train a task's model, or go on where an earlier life of the run had come to.
@@ -96,6 +104,7 @@ class Desk:
             title=self.trial.name if name == "model" else f"{self.trial.name} {name}",
             options=self.options,
             log=self._log,
+            clock=self._clock,
             progress=self.progress,
         )
         # So that what follows draws the same numbers, whether this life of the run has trained or only loaded.

@@ -101,9 +101,13 @@ class Engine:
             "precision": self._fabric.strategy.precision.state_dict(),
         }
 
+    def put_back(self, weights: dict[str, Tensor]) -> None:
+        """Give the model these weights, in the places where its own are."""
+        self._model.load_state_dict(weights)
+
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Go back to how things stood."""
-        self._model.load_state_dict(weights)
+        self.put_back(weights)
         self._optimiser.load_state_dict(state["optimiser"])
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])

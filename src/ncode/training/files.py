@@ -36,8 +36,8 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A file of JSON, in one go: see `plain`."""
-    write_file(path, (json.dumps(plain(value), indent=2, ensure_ascii=False) + "\n").encode())
+    """A file of JSON, in one go: see `json_text`."""
+    write_file(path, json_text(value).encode())
 
 
 def write_through(path: Path, content: bytes) -> None:
@@ -71,6 +71,33 @@ def explained(path: Path):
             f"{path} could not be written: {reason}. What was written before is whole: "
             "make room or give access, then go on with --resume"
         ) from error
+
+
+def json_text(value: Any, sort: bool = False) -> str:
+    """Strict JSON, see `plain`: each entry of a dict on a line of its own, all numbers of a list on one.
+
+    Args:
+        value: What to write.
+        sort: Whether keys come in the order of the alphabet.
+
+    >>> print(json_text({"sizes": (8, 16), "loss": [0.5, 0.25]}, sort=True), end="")
+    {
+     "loss": [0.5, 0.25],
+     "sizes": [8, 16]
+    }
+    """
+    return _text(plain(value), sort, "\n") + "\n"
+
+
+def _text(value: Any, sort: bool, line: str) -> str:
+    inner = line + " "
+    if isinstance(value, dict) and value:
+        items = sorted(value.items()) if sort else value.items()
+        entries = [f"{json.dumps(name, ensure_ascii=False)}: {_text(each, sort, inner)}" for name, each in items]
+        return "{" + inner + f",{inner}".join(entries) + line + "}"
+    if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
+        return "[" + inner + f",{inner}".join(_text(each, sort, inner) for each in value) + line + "]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def plain(value: Any) -> Any:

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from ..solve import InputError
+from .best import Best
 from .checkpoint import Checkpoints, Saved
+from .clock import Clock
 from .engine import Engine
 from .errors import RunError, Stopped
 from .log import MetricsLog
@@ -44,6 +46,7 @@ def fit(
     title: str,
     options: RunOptions,
     log: MetricsLog,
+    clock: Clock,
     progress: Progress,
 ) -> dict[str, float]:
     """Train a task's model in place, from its last checkpoint where it has one.
@@ -57,14 +60,15 @@ def fit(
         title: The same for the user's eyes.
         options: How to run.
         log: Where the numbers go.
+        clock: That counts the seconds of the trial.
         progress: Who tells the user.
 
     Returns:
-        What the last evaluation gave.
+        What the last evaluation gave, or the best one where the task keeps the best weights.
     """
     _check(task, name)
     checkpoints = Checkpoints(folder / "checkpoints" / name, progress.warn)
-    loop = _Loop(task, fabric, checkpoints, (seed, name), options, log, progress)
+    loop = _Loop(task, fabric, checkpoints, (seed, name), options, log, clock, progress)
     if loop.step == task.steps:
         return loop.evaluation
     if options.tensorboard and fabric.is_global_zero:
@@ -85,12 +89,16 @@ def _check(task: Task, name: str) -> None:
         raise InputError(f"a task is trained for at least 1 step; given steps={task.steps!r}")
     if not any(each.requires_grad for each in task.model.parameters()):
         raise InputError("the model has no parameters to train")
+    if task.keep_best and not task.evaluate_every:
+        raise InputError(
+            f"keep_best={task.keep_best!r} chooses among evaluations, and there is one: set evaluate_every"
+        )
     if not name or name != Path(name).name or name.startswith("."):
         raise InputError(f"a fit needs a name that can be a folder's; given {name!r}")
 
 
 class _Loop:
-    """A fit under way. `step` counts the steps that are done; `evaluation` is the last one's outcome."""
+    """A fit under way. `step` counts the steps that are done; `evaluation` is what the weights gave when last tried."""
 
     def __init__(
         self,
@@ -100,13 +108,15 @@ class _Loop:
         key: tuple[int, str],
         options: RunOptions,
         log: MetricsLog,
+        clock: Clock,
         progress: Progress,
     ):
         self.task, self.fabric, self.model = task, fabric, task.model
-        self.log, self.progress, self.checkpoints = log, progress, checkpoints
+        self.log, self.clock, self.progress, self.checkpoints = log, clock, progress, checkpoints
         self.step = 0
         self.evaluation: dict[str, float] = {}
         self.board: Board | None = None
+        self._best = Best(task.keep_best) if task.keep_best else None
         self._key, self._save_every = key, options.save_every
         self._saved_step, self._saved_at = -1, time.monotonic()
         self._readings, self._every, self._read_at = Readings(), 1, time.monotonic()
@@ -201,6 +211,17 @@ class _Loop:
         self.evaluation = self.fabric.broadcast(values) if self.fabric.world_size > 1 else values
         self._tell("evaluation", self.evaluation)
         self.progress.evaluated(self.step, self.evaluation)
+        if self._best is not None:
+            self._best.see(self.step, self.evaluation, self._engine.weights)
+            if self._last:
+                self._put_back(self._best)
+
+    def _put_back(self, best: Best) -> None:
+        # Statistics may differ from process to process: those that were evaluated count.
+        weights = self.fabric.broadcast(best.weights) if self.fabric.world_size > 1 else best.weights
+        if weights is not None:
+            self._engine.put_back(weights)
+        self.evaluation = best.evaluation(self.evaluation)
 
     def _anyone(self, asked: bool) -> bool:
         """Whether any process was asked to stop."""
@@ -234,7 +255,10 @@ class _Loop:
         for name, _ in self.model.named_parameters():
             if not torch.isfinite(weights[name]).all():
                 raise RunError(f"{name} is not finite after step {self.step}: try a smaller learning rate")
-        self.checkpoints.write(Saved(self.step, weights, {**state, "evaluation": self.evaluation}))
+        state |= {"evaluation": self.evaluation, "seconds": self.clock.seconds}
+        if self._best is not None and not self._last:
+            state["best"] = self._best.kept
+        self.checkpoints.write(Saved(self.step, weights, state))
         self._saved_step, self._saved_at = self.step, time.monotonic()
 
     def _restore(self) -> None:
@@ -261,3 +285,6 @@ class _Loop:
                 f"it was made with, or start anew without --resume ({error})"
             ) from error
         self.evaluation, self._saved_step = saved.state["evaluation"], saved.step
+        self.clock.go_on(saved.state.get("seconds", 0.0))
+        if self._best is not None:
+            self._best.kept = saved.state.get("best")

@@ -37,7 +37,12 @@ class Trial:
 class Result:
     """One JSON object a trial, as it stands in `result.json` and under `results/`.
 
-    `seconds` are those since the trial was last begun or gone on with.
+    `seconds` are those of all lives of the trial together: a life that was killed counts up to its last checkpoint.
+
+    >>> result = Result("annuli", "node", "annuli", "quick", 0, {}, {"error": 1 / 3}, 42, 1.5, "CPU", {}, "", "",
+    ...                 curves={"train loss": [2 / 3, 1 / 3]})
+    >>> result.as_json()["metrics"], result.as_json()["curves"]
+    ({'error': 0.3333333333333333}, {'train loss': [0.666667, 0.333333]})
     """
 
     experiment: str
@@ -57,8 +62,15 @@ class Result:
     curves: dict[str, list[float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """A dict of plain values."""
-        return asdict(self)
+        """A dict of plain values, the numbers of curves with six digits: more are not seen, and take room."""
+        return {
+            **asdict(self),
+            "curves": {name: [_short(each) for each in curve] for name, curve in self.curves.items()},
+        }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 class Column(NamedTuple):

@@ -36,12 +36,15 @@ class Task(ABC):
         steps: How many steps it is trained for.
         draws: Where the generator of a step's random numbers lives. On the CPU, all devices train on the same data.
         evaluate_every: Steps between two evaluations; 0: only at the end.
+        keep_best: A metric of `evaluate`, as "accuracy", or "-error" where less is better: after the last step the
+            model goes back to the weights of the evaluation that was best by it. Empty: the last weights stay.
     """
 
     model: nn.Module
     steps: int
     draws: ClassVar[Literal["cpu", "device"]] = "cpu"
     evaluate_every: int = 0
+    keep_best: str = ""
 
     @abstractmethod
     def batch(self, step: int, generator: torch.Generator) -> Any:
