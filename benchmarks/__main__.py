@@ -20,6 +20,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--peers", nargs="*", help="libraries to run beside ncode (all that are installed)")
     parser.add_argument("--no-compile", action="store_true", help="leave out rows that use torch.compile")
     parser.add_argument("--no-search", action="store_true", help="each row's first formulation, not its fastest")
+    parser.add_argument("--no-tf32", action="store_true", help="whole models in float32 throughout (cifar-epoch)")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one turn, no search: does all run?")
     parser.add_argument("--json", type=Path, help="where to write numbers (results/bench-solver-DEVICE.json)")
     parser.add_argument("--append", action="store_true", help="keep other workloads that the file holds already")

@@ -21,6 +21,7 @@ class Settings:
     search: bool = True
     quick: bool = False
     peers: Sequence[str] | None = None
+    tf32: bool = True  # of workloads that say so: whole models, which are trained so
 
 
 class Outcome(NamedTuple):
@@ -83,6 +84,10 @@ class Contest:
     gradient_tolerance: float = 0.1
     reported: Sequence[str] = ()  # rows, by label, whose wrong gradient is reported and not refused
     remark: Callable[[Any], str] | None = None  # what there is to say about a row (`measure.Row`) of ours
+    columns: Mapping[str, Callable[[Any, Sequence[Any]], float | None]] = field(default_factory=dict)
+    """Further numbers of a row, from it and all rows."""
+    about: Mapping[str, Any] = field(default_factory=dict)  # sizes and the like, for the record
+    patience: float = float("inf")  # seconds after which a row takes no more turns, if it had three
 
 
 class Skip(Exception):

@@ -14,6 +14,7 @@ import torch
 from .contest import Contest, Entry, Nfe, Outcome, Runner
 
 TURN = 0.1  # seconds: a turn repeats a short step for as long
+ENOUGH = 3  # turns
 
 
 @dataclass(eq=False)
@@ -109,11 +110,16 @@ def wrong_gradient(row: Row, contest: Contest) -> bool:
     return not row.gradient_error <= contest.gradient_tolerance
 
 
-def alternate(rows: Sequence[Row], repeats: int, turn: float = TURN) -> None:
-    """Time all rows in turn, `repeats` times over, each turn after a step that is not counted."""
+def alternate(rows: Sequence[Row], repeats: int, turn: float = TURN, patience: float = float("inf")) -> None:
+    """Time all rows in turn, `repeats` times over, each turn after a step that is not counted.
+
+    Rows that are slow take fewer turns, but three, where there is no time for more.
+    """
     wall, busy = [0.0] * len(rows), [0.0] * len(rows)
-    for _ in range(repeats):
+    for number in range(repeats):
         for i, row in enumerate(rows):
+            if number >= ENOUGH and wall[i] > patience:
+                continue
             seconds, steps, processor = _turn(row.runner.run, turn)
             row.times.append(seconds / steps)
             wall[i] += seconds

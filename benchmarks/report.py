@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .aims import judge
 from .contest import Aim, Contest
 from .measure import Row, wrong_gradient
 
+Columns = Mapping[str, Callable[[Row, Sequence[Row]], float | None]]
 HEAD = (
     "library",
     "how",
@@ -26,12 +28,17 @@ HEAD = (
 )
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Row], columns: Columns) -> str:
     """Markdown that also reads well as plain text."""
     ours = {row.entry.label: row.seconds for row in rows if row.entry.library == "ncode"}
-    lines = [HEAD, *(_cells(row, ours) for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEAD))]
-    left = {0, 1, len(HEAD) - 1}
+    numbers = [_numbers(row, rows, columns) for row in rows]
+    # The further numbers come before the last, which is no number.
+    lines: list[tuple[str, ...]] = [(*HEAD[:-1], *columns, HEAD[-1])]
+    for row, more in zip(rows, numbers, strict=True):
+        *cells, last = _cells(row, ours)
+        lines.append((*cells, *("" if number is None else f"{number:.4g}" for number in more.values()), last))
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    left = {0, 1, len(widths) - 1}
     rule = ["-" * width if i in left else "-" * (width - 1) + ":" for i, width in enumerate(widths)]
     lines.insert(1, tuple(rule))
     return "\n".join(
@@ -43,6 +50,11 @@ def table(rows: Sequence[Row]) -> str:
         + " |"
         for line in lines
     )
+
+
+def _numbers(row: Row, rows: Sequence[Row], columns: Columns) -> dict[str, float | None]:
+    """What the workload wants to know beside what all want to know."""
+    return {name: number(row, rows) for name, number in columns.items()}
 
 
 def _cells(row: Row, ours: Mapping[str, float]) -> tuple[str, ...]:
@@ -90,35 +102,24 @@ def notes(rows: Sequence[Row], failed: Mapping[str, str], contest: Contest, devi
 
 
 def _judge(rows: Sequence[Row], aims: Sequence[Aim], device: str) -> list[dict[str, Any]]:
-    """Each aim that can be judged: the best of our rows of that kind against the best of the peer's."""
-    verdicts = []
-    for aim in aims:
-        like = [row for row in rows if row.entry.apart == aim.apart]
-        ours = [row for row in like if row.entry.library == "ncode" and row.entry.label.startswith(aim.ours)]
-        peers = [row for row in like if row.entry.library == aim.peer and row.entry.label.startswith(aim.row)]
-        if aim.device != device or not ours or not peers:
-            continue
-        us, them = (min(some, key=lambda row: row.seconds) for some in (ours, peers))
-        ratio = us.seconds / them.seconds
-        verdicts.append(
-            {
-                "ours": us.name,
-                "peer": them.name,
-                "aim": aim.ratio,
-                "ratio": ratio,
-                "reached": ratio <= aim.ratio,
-            }
-        )
-    return verdicts
+    """Each aim that can be judged."""
+    found = [judge(aim, [_row(row) for row in rows]) for aim in aims if aim.device == device]
+    return [verdict for verdict in found if verdict is not None]
 
 
 def record(title: str, rows: Sequence[Row], failed: Mapping[str, str], contest: Contest, device: str) -> dict[str, Any]:
     """All that was measured on one workload."""
     return {
         "title": title,
+        "about": dict(contest.about),
         "reference_loss": contest.reference.loss,
         "rows": [
-            {**_row(row), "wrong_gradient": wrong_gradient(row, contest), "remark": _remark(row, contest)}
+            {
+                **_row(row),
+                "more": _numbers(row, rows, contest.columns),
+                "wrong_gradient": wrong_gradient(row, contest),
+                "remark": _remark(row, contest),
+            }
             for row in rows
         ],
         "aims": _judge(rows, contest.aims, device),
@@ -136,6 +137,7 @@ def _row(row: Row) -> dict[str, Any]:
     return {
         "library": row.entry.library,
         "label": row.entry.label,
+        "apart": row.entry.apart,
         "variant": row.variant,
         "seconds": row.seconds,
         "all_seconds": row.times,

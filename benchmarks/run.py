@@ -25,6 +25,7 @@ def run(options: Namespace, command: str, path: Path | None) -> int:
         search=not (options.no_search or options.quick),
         quick=options.quick,
         peers=options.peers,
+        tf32=not options.no_tf32,
     )
     about = {"command": command, "seed": options.seed, **describe(options.device, options.threads)}
     records = load(path) if path is not None and options.append else {}
@@ -34,7 +35,7 @@ def run(options: Namespace, command: str, path: Path | None) -> int:
         torch.compiler.reset()
         contest = module.contest(settings)
         rows, failed = _measure(contest, settings)
-        print(f"\n## {module.TITLE}\n\n{table(rows)}")
+        print(f"\n## {module.TITLE}\n\n{table(rows, contest.columns)}")
         print(*notes(rows, failed, contest, options.device), sep="\n", flush=True)
         records[name] = {"command": command, **record(module.TITLE, rows, failed, contest, options.device)}
         status = 1 if failed else status
@@ -55,7 +56,8 @@ def _measure(contest: Contest, settings: Settings) -> tuple[list[Row], dict[str,
             rows.append(fastest(entry, contest, settings.search))
         except Broken as reasons:
             failed[f"{entry.library}, {entry.label}"] = str(reasons)
-    alternate(rows, 1 if settings.quick else settings.repeats, 0.0 if settings.quick else TURN)
+    turn = 0.0 if settings.quick else TURN
+    alternate(rows, 1 if settings.quick else settings.repeats, turn, contest.patience)
     for row in rows:
         inspect(row)
     return rows, failed

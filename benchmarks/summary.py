@@ -7,53 +7,133 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from . import workloads
+from .aims import verdict
+from .contest import Aim
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "benchmarks" / "README.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-
-
 STRUCTURE = ("convolutions", "linear-flow", "plastic")  # workloads with rows of their own, so a table of their own
+EPOCH = "cifar-epoch"
 WRONG = 0.1  # a gradient's relative error from which on it is told
+EPOCH_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "ms a step": lambda row: f"{row['seconds'] * 1e3:.1f}",
+    "over the paper's way": lambda row: _number(row["more"].get("/ paper"), ".3f"),
+    "s an epoch": lambda row: _number(row["more"].get("epoch, s"), ".1f"),
+    "MiB, batch 512": lambda row: _number(row["peak_bytes"], ".0f", 2**-20),
+    "NFE": lambda row: _number((row["nfe"] or {}).get("forward"), ".1f"),
+    "NFE backward": lambda row: _number((row["nfe"] or {}).get("backward"), ".1f"),
+    "loss": lambda row: f"{row['loss']:.4f}",
+}
+
+
+def found() -> list[dict[str, Any]]:
+    """The result files, each with its path and a name for its device."""
+    files = sorted((ROOT / "results").glob("bench-solver-*.json"))
+    results = [{"path": path, **json.loads(path.read_text())} for path in files]
+    return [{**data, "name": data.get("device_name", data["device"])} for data in results]
 
 
 def tables() -> str:
     """Two tables a device, from the result files."""
-    found = []
-    for path in sorted((ROOT / "results").glob("bench-solver-*.json")):
-        data = json.loads(path.read_text())
-        versions, device = data["versions"], data.get("device_name", data["device"])
-        threads = f"{data['threads']} CPU thread"
-        found.append(f"**{device}**, torch {versions['torch']}, {threads} (`results/{path.name}`); milliseconds")
+    parts = []
+    for data in found():
+        parts.append(f"{_machine(data)}; milliseconds")
         for structure in (False, True):
-            some = {name: it for name, it in data["workloads"].items() if (name in STRUCTURE) == structure}
-            found += [_table(some)] if some else []
-    return "\n\n".join(found)
+            some = {
+                name: it for name, it in data["workloads"].items() if name != EPOCH and (name in STRUCTURE) == structure
+            }
+            parts += [_table(some)] if some else []
+    return "\n\n".join(parts)
 
 
-def _table(workloads: dict[str, Any]) -> str:
+def epochs() -> str:
+    """A table a device of the whole classifier."""
+    parts = []
+    for data in found():
+        measured = data["workloads"].get(EPOCH)
+        if measured is None:
+            parts.append(f"{_machine(data)}: not measured")
+            continue
+        about = measured["about"]
+        size = " x ".join(map(str, about["image"]))
+        sizes = f"batch {about['batch']}, {size}, {'TF32' if about['tf32'] else 'float32'}"
+        parts += [f"{_machine(data)}; {sizes}", _epoch_table(measured["rows"])]
+        parts += [f"Refused: {row} ({why})" for row, why in measured["failed"].items()]
+    return "\n\n".join(parts)
+
+
+def aims() -> str:
+    """All aims that the workloads state, and what became of them."""
+    results = found()
+    devices = [data["device"] for data in results]
+    lines = [
+        "| workload | the best of ours | over the best of | " + " | ".join(data["name"] for data in results) + " |",
+        "|---|---|---|" + "---|" * len(results),
+    ]
+    for workload in workloads.names():
+        stated: tuple[Aim, ...] = getattr(workloads.load(workload), "AIMS", ())
+        for kind in dict.fromkeys((aim.ours, aim.peer, aim.row, aim.apart) for aim in stated):
+            ours, peer, row, apart = kind
+            by_device = {aim.device: aim for aim in stated if (aim.ours, aim.peer, aim.row, aim.apart) == kind}
+            cells = [
+                verdict(by_device[device], data["workloads"].get(workload)) if device in by_device else "–"
+                for device, data in zip(devices, results, strict=True)
+            ]
+            names = [", ".join(filter(None, some)) for some in ((ours or "all", apart), (peer, row, apart))]
+            lines.append(f"| {workload} | " + " | ".join((*names, *cells)) + " |")
+    return "\n".join(lines)
+
+
+BLOCKS = {"measured": tables, "epoch": epochs, "aims": aims}
+
+
+def _machine(data: Mapping[str, Any]) -> str:
+    threads = f"{data['threads']} CPU thread"
+    return f"**{data['name']}**, torch {data['versions']['torch']}, {threads} (`results/{data['path'].name}`)"
+
+
+def _number(value: float | None, form: str, unit: float = 1.0) -> str:
+    return "" if value is None else format(value * unit, form)
+
+
+def _epoch_table(rows: list[dict[str, Any]]) -> str:
+    cells = {name: [show(row) for row in rows] for name, show in EPOCH_COLUMNS.items()}
+    shown = {name: column for name, column in cells.items() if any(column)}
+    lines = ["| | " + " | ".join(shown) + " |", "|---|" + "---:|" * len(shown)]
+    for i, row in enumerate(rows):
+        lines.append(
+            f"| {row['library']}, {row['label']} | " + " | ".join(column[i] for column in shown.values()) + " |"
+        )
+    return "\n".join(lines)
+
+
+def _table(some: dict[str, Any]) -> str:
     rows: dict[str, dict[str, str]] = {}
-    for workload, found in workloads.items():
-        for row in found["rows"]:
+    for workload, measured in some.items():
+        for row in measured["rows"]:
             cell = f"{row['seconds'] * 1e3:.1f}"
             if row["gradient_error"] > WRONG:
                 cell += f" (gradient off by {row['gradient_error']:.2g})"
             rows.setdefault(f"{row['library']}, {row['label']}", {})[workload] = cell
-    lines = ["| | " + " | ".join(workloads) + " |", "|---|" + "---:|" * len(workloads)]
+    lines = ["| | " + " | ".join(some) + " |", "|---|" + "---:|" * len(some)]
     ours_first = sorted(rows.items(), key=lambda row: not row[0].startswith("ncode"))
-    lines += [
-        f"| {label} | " + " | ".join(cells.get(name, "") for name in workloads) + " |" for label, cells in ours_first
-    ]
+    lines += [f"| {label} | " + " | ".join(cells.get(name, "") for name in some) + " |" for label, cells in ours_first]
     return "\n".join(lines)
 
 
 def rendered() -> str:
     """The README with the tables as the results say."""
     text = README.read_text()
-    before, after = text.split(BEGIN)[0], text.split(END)[1]
-    return f"{before}{BEGIN}\n\n{tables()}\n\n{END}{after}"
+    for name, block in BLOCKS.items():
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, after = text.split(begin)[0], text.split(end)[1]
+        text = f"{before}{begin}\n\n{block()}\n\n{end}{after}"
+    return text
 
 
 if __name__ == "__main__":

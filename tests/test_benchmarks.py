@@ -65,6 +65,112 @@ def test_a_workload_of_our_own_structure_agrees_with_its_reference(workload, tmp
         assert re.search(r"ncode, eager: the floor for \d+\.\d evaluations is .* ms in float32", done.stdout)
 
 
+@pytest.fixture(scope="module")
+def whole_model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("bench") / "results" / "bench-solver-cpu.json"
+    done = bench("--quick", "--no-compile", "--only", "cifar-epoch", "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return path
+
+
+def test_the_whole_classifier_has_the_same_loss_and_gradient_whoever_solves_it(whole_model):
+    (found,) = json.loads(whole_model.read_text())["workloads"].values()
+    assert not found["failed"]
+    rows = {(row["library"], row["label"]): row for row in found["rows"]}
+    ours = {("ncode", "eager"), ("ncode", "eager, one step size")}
+    peers = {
+        ("torchdiffeq", "as the paper writes it"),
+        ("torchdiffeq", "backprop"),
+        ("torchdiffeq + ncode", "backprop"),
+    }
+    assert set(rows) == (ours | peers if find_spec("torchdiffeq") is not None else ours)
+    for row in rows.values():
+        assert row["loss"] == pytest.approx(found["reference_loss"], rel=1e-3)
+        assert row["gradient_error"] < 0.02
+        assert row["nfe"]["forward"] > 0
+        assert row["peak_bytes"] is None
+    if find_spec("torchdiffeq") is not None:
+        paper = rows["torchdiffeq", "as the paper writes it"]
+        assert paper["nfe"]["backward"] > 0
+        for row in rows.values():
+            assert row["more"]["/ paper"] == pytest.approx(row["seconds"] / paper["seconds"])
+
+
+def test_the_table_of_the_whole_classifier_has_a_line_a_row(whole_model, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import summary
+
+    monkeypatch.setattr(summary, "ROOT", whole_model.parents[1])
+    data = json.loads(whole_model.read_text())
+    table = summary.epochs()
+    assert "batch 2, 3 x 8 x 8, float32" in table
+    for row in data["workloads"]["cifar-epoch"]["rows"]:
+        assert f"| {row['library']}, {row['label']} | {row['seconds'] * 1e3:.1f} |" in table
+    assert "MiB" not in table  # nothing was measured there
+    del data["workloads"]["cifar-epoch"]
+    path = whole_model.with_name("bench-solver-cuda.json")
+    path.write_text(json.dumps({**data, "device": "cuda", "device_name": "a GPU"}))
+    assert "**a GPU**" in summary.epochs()
+    assert "(`results/bench-solver-cuda.json`): not measured" in summary.epochs()
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.1, "0.1 (aim 0.2, reached)"), (0.3, "0.3 (aim 0.2, **not reached**)")]
+)
+def test_an_aim_is_judged_by_the_fastest_rows(seconds, words, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.aims import verdict
+    from benchmarks.contest import Aim
+
+    def row(library, label, seconds, **more):
+        return {"library": library, "label": label, "seconds": seconds, **more}
+
+    rows = [
+        row("ncode", "eager", 0.9),
+        row("ncode", "compiled", seconds),
+        row("ncode", "compiled, TF32 convolutions", 1e-6),
+        row("ncode", "by magic", 1e-6, apart="magic"),
+        row("peer", "slow", 2.0),
+        row("peer", "fast", 1.0),
+        row("peer + ncode", "fast", 1e-6),
+    ]
+    measured = {"rows": rows, "failed": {"peer, wrong": "the loss is 2 and should be 1"}}
+    assert verdict(Aim("", "peer", 0.2), measured) == words
+    assert verdict(Aim("eager", "peer", 0.5, row="slow"), measured) == "0.45 (aim 0.5, reached)"
+    assert verdict(Aim("", "peer", 0.2, row="wrong"), measured) == "no ratio (aim 0.2): the peer's answer was refused"
+    assert verdict(Aim("", "another", 0.2), measured) == "not measured (aim 0.2)"
+    assert verdict(Aim("", "peer", 0.2), None) == "not measured (aim 0.2)"
+
+
+def test_a_row_that_is_slow_takes_three_turns_and_not_all(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.contest import Entry, Runner
+    from benchmarks.measure import Row, alternate
+
+    def row():
+        return Row(Entry("peer", "row", {}), "", Runner(lambda: None, None, None, None), first=0.0)
+
+    slow, usual = row(), row()
+    alternate([slow], repeats=7, turn=0.0, patience=0.0)
+    alternate([usual], repeats=7, turn=0.0)
+    assert len(slow.times) == 3
+    assert len(usual.times) == 7
+
+
+def test_a_wrong_loss_is_refused(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.contest import Contest, Entry, Outcome, Runner
+    from benchmarks.measure import Row, disagreement
+
+    idle = Runner(lambda: None, lambda found: found, lambda: None, lambda: None)
+    contest = Contest([], Outcome(2.3, []))
+    off = Row(Entry("peer", "row", {}), "", idle, first=0.0, loss=2.4, gradient_error=0.0)
+    assert disagreement(off, contest) == "the loss is 2.4 and should be 2.3"
+    near = Row(Entry("peer", "row", {}), "", idle, first=0.0, loss=2.301, gradient_error=0.0)
+    assert disagreement(near, contest) is None
+
+
 def test_a_wrong_gradient_is_refused_unless_its_workload_reports_it(monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     from benchmarks.contest import Contest, Entry, Outcome, Runner

@@ -40,15 +40,11 @@ from ..roofline import machine
 
 TITLE = "Per-sample convolutions: x (128, 13, 32, 32), 50 filters, 1x1, 3x3, 1x1 (a CPU: batch 4)"
 TF32 = "TF32 convolutions"
-AIMS = tuple(
-    aim
-    for device in ("cpu", "cuda")
-    for aim in (
-        Aim("", "torchdiffeq", 0.25, device),
-        Aim("", "torchdiffeq", 0.1, device, row="as the paper writes it"),
-        Aim("", "diffrax", 1.0, device),
-        Aim("", "torchdiffeq", 0.25, device, apart=TF32),
-    )
+AIMS = (
+    *(Aim("", "torchdiffeq", 0.25, device) for device in ("cpu", "cuda")),
+    *(Aim("", "torchdiffeq", 0.1, device, row="as the paper writes it") for device in ("cpu", "cuda")),
+    *(Aim("", "diffrax", 1.0, device) for device in ("cpu", "cuda")),
+    Aim("", "torchdiffeq", 0.25, "cuda", apart=TF32),
 )
 NAMES = tuple(f"{kernel}{part}" for kernel in ("1x1 in", "3x3", "1x1 out") for part in ("", " bias"))
 CHANNELS = 13
