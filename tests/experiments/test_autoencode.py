@@ -9,8 +9,11 @@ from torch.nn.functional import mse_loss
 import ncode
 from ncode.data import Images, draw_digits
 from ncode.experiments.autoencode import Autoencode, orbit, principal_error
+from ncode.experiments.cluster import Cluster
 from ncode.experiments.coding import as_bytes, as_numbers, decode, encode
 from ncode.experiments.coding_task import Code, HalveOnPlateau, errors
+from ncode.experiments.generate import Generate
+from ncode.experiments.interpolate import Interpolate
 from ncode.experiments.runner import run
 from ncode.models.autoencoder_family import KINDS, build_autoencoder
 from ncode.training import RunOptions, Trial
@@ -45,8 +48,10 @@ def test_what_random_features_measure_is_not_called_fid(finished, result):
     assert any("random features" in column["title"] for column in columns)
 
 
-def test_generated_images_have_a_name_of_their_own_in_tables(result):
-    assert result["dataset"] == "mnist (generated)"
+def test_generated_images_have_a_name_of_their_own_in_tables(tmp_path, monkeypatch):
+    monkeypatch.delenv("NCODE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert {trial.dataset for trial in smoke(data_dir=str(tmp_path)).trials([0])} == {"mnist (generated)"}
 
 
 def test_with_a_data_set_that_is_not_there_the_files_to_get_are_named(tmp_path, monkeypatch):
@@ -79,9 +84,10 @@ def test_settings_that_make_no_sense_are_refused_with_a_sentence(changes, senten
 def test_damaged_weights_of_the_fid_network_are_named_and_nothing_takes_their_place(tmp_path):
     broken = tmp_path / "weights.safetensors"
     broken.write_bytes(b"not weights")
-    options = RunOptions(out=tmp_path, device="cpu", quiet=True)
+    options = RunOptions(out=tmp_path / "runs", device="cpu", quiet=True)
     with pytest.raises(ncode.InputError, match=r"weights.safetensors is damaged"):
         run(smoke(models=("ae",), score="fid", fid_weights=str(broken)), "smoke", options)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_without_weights_of_the_fid_network_another_score_is_taken_and_named(tmp_path, monkeypatch):
@@ -145,7 +151,7 @@ def test_the_learning_rate_is_halved_on_plateaus_only_and_goes_on_from_a_saved_s
 
 def test_the_error_is_the_mean_square_over_all_test_images():
     settings = smoke()
-    model, test = build_autoencoder("ae", settings.plan).eval(), settings.sets().test
+    model, test = build_autoencoder("ae", settings).eval(), settings.sets().test
     with torch.no_grad():
         expected = mse_loss(model(test.float()), test.float())
     assert errors(model, test, batch=7)["error"] == pytest.approx(float(expected), rel=1e-5)
@@ -161,7 +167,7 @@ def test_principal_components_have_the_error_of_a_singular_value_decomposition()
 
 def test_an_orbit_ends_at_what_comes_back_of_the_image():
     settings = smoke()
-    model, images = build_autoencoder("auton-code", settings.plan).eval(), settings.sets().test.images[:3]
+    model, images = build_autoencoder("auton-code", settings).eval(), settings.sets().test.images[:3]
     found = orbit(model, images, settings.horizon)
     back = as_bytes(model(as_numbers(images)).detach())
     assert found["orbit"].shape[:2] == (3, 11)
@@ -171,7 +177,7 @@ def test_an_orbit_ends_at_what_comes_back_of_the_image():
 
 def test_images_are_coded_in_batches_as_they_are_alone():
     settings = smoke()
-    model, test = build_autoencoder("auton-code", settings.plan).eval(), settings.sets().test
+    model, test = build_autoencoder("auton-code", settings).eval(), settings.sets().test
     torch.testing.assert_close(encode(model, test, batch=7), encode(model, test, batch=60))
     codes = encode(model, test)
     by_control = decode(model, encode(model, test, control=True), control=True)
@@ -180,22 +186,71 @@ def test_images_are_coded_in_batches_as_they_are_alone():
 
 def test_a_model_without_a_control_is_not_asked_for_one():
     settings = smoke()
-    model = build_autoencoder("ae", settings.plan).eval()
+    model = build_autoencoder("ae", settings).eval()
     with pytest.raises(ncode.InputError, match="only auton-code has"):
         encode(model, settings.sets().test, control=True)
 
 
 def test_images_of_another_size_than_the_coders_are_refused():
     settings = smoke()
-    model = build_autoencoder("ae", settings.plan).eval()
+    model = build_autoencoder("ae", settings).eval()
     wrong = Images(torch.zeros(2, 1, 32, 32, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64), "wrong")
     with pytest.raises(ncode.InputError, match=r"\(batch, 1, 28, 28\); given \(2, 1, 32, 32\)"):
         encode(model, wrong)
 
 
+@pytest.mark.parametrize("preset", ["smoke", "quick", "paper"])
+@pytest.mark.parametrize("experiment", [Autoencode, Generate, Cluster, Interpolate])
+def test_results_of_a_preset_are_named_by_the_data_set_alone(experiment, preset, monkeypatch):
+    monkeypatch.setattr(experiment, "data_name", lambda self: self.dataset)
+    settings = experiment.preset(preset)
+    assert {settings.label(model) for model in settings.models} == {settings.dataset}
+
+
+@pytest.mark.parametrize(
+    ("changes", "model", "label"),
+    [
+        ({"gain": 3.0, "norm": "row"}, "auton-code", "cifar10, norm row, gain 3"),
+        ({"gain": 3.0, "norm": "row"}, "ae", "cifar10"),
+        ({"beta": 0.5}, "vae", "cifar10, beta 0.5"),
+        ({"beta": 0.5}, "auton-code", "cifar10"),
+        ({"flips": not Autoencode.preset("paper").flips}, "ae", "cifar10, {}flips"),
+        ({"epochs": 7, "images": 500}, "ae", "cifar10, epochs 7, images 500"),
+        ({"data_dir": "somewhere", "score": "random"}, "ae", "cifar10"),
+    ],
+)
+def test_settings_that_a_model_looks_at_are_part_of_its_label_where_the_preset_has_others(
+    changes, model, label, monkeypatch
+):
+    monkeypatch.setattr(Autoencode, "data_name", lambda self: self.dataset)
+    settings = replace(Autoencode.preset("paper"), **changes)
+    assert settings.label(model) == label.format("" if settings.flips else "no ")
+
+
+def test_results_of_other_settings_have_files_of_their_own():
+    names = {trial.name for gain in (1.0, 2.0, 2.5) for trial in smoke(gain=gain, models=("auton-code",)).trials([0])}
+    assert len(names) == 3
+
+
+def test_digits_are_never_mirrored():
+    settings = smoke(flips=True)
+    task = Code(settings, Trial("ae", "mnist"), settings.sets())
+    shown = {image.numpy().tobytes() for image in task.train.images}
+    assert {image.numpy().tobytes() for image in task.batch(0, torch.Generator().manual_seed(0))} <= shown
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_training_step_of_every_model_is_recorded_as_a_cuda_graph(kind, tmp_path):
+    settings = smoke(models=(kind,), epochs=3, shift=2, dropout=0.1, code_noise=0.1, code_dropout=0.1)
+    options = RunOptions(out=tmp_path, device="cuda", graph=True, quiet=True)
+    result = json.loads(next(run(settings, "smoke", options).glob("trials/*/result.json")).read_text())
+    assert math.isfinite(result["metrics"]["error"])
+
+
 def test_the_papers_settings_are_the_defaults():
-    paper = Autoencode.preset("paper")
+    paper = Autoencode()
     assert (paper.planned_epochs, paper.planned_batch("auton-code"), paper.lr) == (50, 64, 1e-3)
     faces = replace(paper, dataset="celeba")
     assert (faces.planned_epochs, faces.planned_batch("auton-code"), faces.planned_batch("ae")) == (40, 16, 64)
-    assert (faces.plan.numbers.latent, faces.plan.numbers.nonzeros) == (64, 10)
+    assert (faces.numbers.latent, faces.numbers.nonzeros) == (64, 10)

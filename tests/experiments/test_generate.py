@@ -77,7 +77,7 @@ def test_a_source_without_the_models_asked_for_is_refused(source):
 
 def test_a_source_without_the_seed_asked_for_is_refused(source, tmp_path):
     options = RunOptions(seed=3, out=tmp_path, device="cpu", quiet=True)
-    with pytest.raises(ncode.InputError, match="has not trained vae-mnist-generated-seed-3"):
+    with pytest.raises(ncode.InputError, match="has not trained vae with seed 3"):
         run(smoke(source=str(source), models=("vae",)), "smoke", options)
 
 
@@ -103,7 +103,31 @@ def test_a_mixture_of_more_components_than_codes_is_refused_before_anything_is_t
     options = RunOptions(out=tmp_path, device="cpu", quiet=True)
     with pytest.raises(ncode.InputError, match="a mixture of 61 components needs at least as many codes"):
         run(smoke(components=(2, 61)), "smoke", options)
-    assert not list(tmp_path.glob("*/trials/*/checkpoints"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_test_images_are_looked_at_once_for_all_models_of_a_run(source, tmp_path, monkeypatch):
+    scored = []
+
+    class Counted(Judge):
+        def __init__(self, *about):
+            scored.append(about)
+            super().__init__(*about)
+
+    monkeypatch.setattr("ncode.experiments.scoring.Judge", Counted)
+    monkeypatch.setattr("ncode.experiments.scoring._judges", {})
+    settings = smoke(source=str(source), components=(2,), widths=(), protocols=("paper",))
+    run(replace(settings, models=("auton-code", "vae")), "smoke", RunOptions(out=tmp_path, device="cpu", quiet=True))
+    assert len(scored) == 1
+
+
+def test_models_are_taken_from_a_source_whatever_their_results_are_called(options, tmp_path):
+    settings = {**Autoencode.presets["smoke"], "models": ("auton-code",), "gain": 2.0, "test_images": 50}
+    strong = run(Autoencode(**settings), "smoke", options)
+    folder = run(smoke(source=str(strong), components=(2,), widths=(), samples=30), "smoke", options)
+    (path,) = folder.glob("trials/*")
+    assert path.name.startswith("auton-code-mnist-")
+    assert path.name.endswith("-gain-2-test-images-50-samples-30-seed-0")
 
 
 @pytest.mark.parametrize(
@@ -171,6 +195,19 @@ def test_images_without_classes_are_not_clustered(monkeypatch):
     monkeypatch.setattr(Cluster, "sets", lambda self: ImageSets(faces, faces))
     with pytest.raises(ncode.InputError, match="celeba has no classes"):
         Cluster(**{**Cluster.presets["smoke"], "dataset": "celeba"}).trials([0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"clusters": 1}, "clusters must be at least 2"),
+        ({"clusters": 60}, "60 clusters and a perplexity of 8 need at least 61 test images; there are 60"),
+        ({"perplexity": 20.0}, "a perplexity of 20 need at least 61 test images; there are 60"),
+    ],
+)
+def test_clusters_that_do_not_fit_the_images_are_refused_before_anything_is_trained(changes, sentence):
+    with pytest.raises(ncode.InputError, match=sentence):
+        Cluster(**{**Cluster.presets["smoke"], **changes}).trials([0])
 
 
 def test_lines_and_squares_between_codes_are_drawn(options, source):

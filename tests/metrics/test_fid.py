@@ -62,6 +62,34 @@ def test_singular_covariances_lose_no_digits():
     assert frechet_distance(mean, nothing, mean + 1, nothing).item() == pytest.approx(d)
 
 
+@pytest.mark.parametrize("seen", [30, 300])
+@pytest.mark.parametrize("falls", [0.0, 6.0])
+def test_scores_of_many_and_of_few_images_are_those_of_the_formula(seen, falls):
+    generator, d = torch.Generator().manual_seed(seen), 40
+    # The spread of a feature falls by orders of magnitude from the first to the last, as that of real ones does.
+    scale = 10 ** -torch.linspace(0, falls, d, dtype=torch.float64)
+    real, fake = (torch.randn(n, d, generator=generator, dtype=torch.float64) * scale for n in (400, seen))
+    score = FrechetDistance(colours)
+    score.update_features(real, real=True)
+    score.update_features(fake + 0.1 * scale, real=False)
+    moments = [(part.mean(0), torch.cov(part.T)) for part in (real, fake + 0.1 * scale)]
+    torch.testing.assert_close(score.compute(), frechet_distance(*moments[0], *moments[1]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("seen", [30, 300])
+def test_a_gpu_gives_the_score_that_a_cpu_gives(seen):
+    scores = []
+    for device in ("cpu", "cuda", "cuda"):
+        score = FrechetDistance(colours)
+        for real, n in ((True, 400), (False, seen)):
+            rows = torch.randn(n, 40, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+            score.update_features(rows.to(device), real=real)
+        scores.append(score.compute())
+    torch.testing.assert_close(scores[0], scores[1], rtol=1e-9, atol=1e-9)
+    assert torch.equal(scores[1], scores[2])
+
+
 @given(seed=st.integers(0, 1000), rank=st.integers(1, 8))
 def test_the_distance_is_symmetric(seed, rank):
     one, other = gaussian(6, rank, seed), gaussian(6, 7, seed + 1)

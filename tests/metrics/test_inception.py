@@ -77,6 +77,28 @@ def test_the_network_learns_nothing_and_ignores_what_a_training_loop_sets():
     assert torch.equal(network(images), expected)
 
 
+def test_batch_norms_are_part_of_the_kernels_and_change_nothing():
+    unit = Inception().Mixed_5b.branch1x1
+    for each in (unit.bn.weight, unit.bn.bias, unit.bn.running_mean, unit.bn.running_var):
+        each.data.uniform_(0.5, 2.0)
+    shown = torch.randn(2, 192, 5, 5)
+    torch.testing.assert_close(unit(shown), torch.relu(unit.bn(unit.conv(shown))))
+
+
+def test_features_are_of_single_precision_in_a_run_of_double_precision_too(file):
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert load_inception(file)(pictures(1)).dtype == torch.float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_the_precision_is_one_that_there_is(file):
+    assert load_inception(file, precision="tf32").precision == "tf32"
+    with pytest.raises(InputError, match='did you mean "tf32"'):
+        load_inception(file, precision="tf23")
+
+
 @pytest.mark.parametrize(("size", "side"), [(32, 299), (64, 299), (299, 299), (5, 3), (1, 4)])
 def test_the_resize_lays_its_grid_from_the_corner(size, side):
     image = torch.rand(1, 1, size, size, dtype=torch.float64)

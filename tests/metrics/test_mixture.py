@@ -159,10 +159,21 @@ def test_chunks_do_not_change_a_fit(monkeypatch):
     share = torch.rand(len(codes), 4, dtype=torch.float64).softmax(1)
     whole = GaussianMixture(4, max_iterations=5).fit(codes, responsibilities=share)
     monkeypatch.setattr("ncode.metrics.gaussians._cells", lambda x: 30)
+    monkeypatch.setattr("ncode.metrics.gaussians._together", lambda x: 3)  # as on a GPU
     small = GaussianMixture(4, max_iterations=5).fit(codes, responsibilities=share)
     torch.testing.assert_close(small.covariances, whole.covariances)
     seeds = (torch.Generator().manual_seed(0) for _ in range(2))
     torch.testing.assert_close(*(mixture.sample(50, seed) for mixture, seed in zip((small, whole), seeds, strict=True)))
+
+
+@pytest.mark.parametrize("covariance", FORMS)
+def test_with_as_many_components_as_codes_each_is_a_code_and_as_wide_as_the_regularisation(covariance):
+    codes = blobs()[:40]
+    mixture = GaussianMixture(40, covariance, reg_covar=1e-6).fit(codes)
+    torch.testing.assert_close(mixture.means, codes.double())
+    full = mixture.covariances if covariance == "full" else mixture.covariances.diag_embed()
+    torch.testing.assert_close(full, (1e-6 * torch.eye(3, dtype=torch.float64)).expand(40, 3, 3))
+    assert mixture.converged
 
 
 def test_progress_is_told_of_every_iteration():

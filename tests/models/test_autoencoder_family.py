@@ -4,7 +4,7 @@ from torch import nn
 
 import ncode
 from ncode.models.auto_ncode import AutoNCODE
-from ncode.models.autoencoder import PlainAutoencoder
+from ncode.models.autoencoder import PlainAutoencoder, VariationalAutoencoder
 from ncode.models.autoencoder_family import KINDS, Plan, build_autoencoder
 from ncode.models.code_noise import CodeNoise
 from ncode.models.coders import Decoder, Encoder, architecture
@@ -93,6 +93,13 @@ def test_a_decoder_of_ones_own_that_makes_images_of_another_size_is_named():
     model = PlainAutoencoder(nn.Flatten(), decoder, width=64, latent=2)
     with pytest.raises(ncode.InputError, match=r"made images \(3, 1, 4, 4\) of images \(3, 1, 8, 8\)"):
         model.judge(torch.rand(3, 1, 8, 8))
+
+
+@pytest.mark.parametrize("kind", [PlainAutoencoder, VariationalAutoencoder, AutoNCODE])
+def test_an_encoder_of_ones_own_with_another_number_of_features_is_named(kind):
+    decoder = nn.Sequential(nn.Linear(2, 64), nn.Sigmoid(), nn.Unflatten(1, (1, 8, 8)))
+    with pytest.raises(ncode.InputError, match=r"must give features \(batch, 32\), as width says; given \(3, 64\)"):
+        kind(nn.Flatten(), decoder, width=32, latent=2)(torch.rand(3, 1, 8, 8))
 
 
 @pytest.mark.parametrize("latent", [0, -1, 2.5])

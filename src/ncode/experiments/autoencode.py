@@ -17,6 +17,7 @@ from ..solve import InputError
 from ..training import Column, Desk, Trial
 from .base import Finished, Picture
 from .coding import as_numbers, decode, encode
+from .coding_recipes import PAPER, QUICK, SMOKE
 from .coding_task import errors
 from .scoring import FID, OTHER, Scored
 
@@ -40,27 +41,9 @@ class Autoencode(Scored):
         " principal components of the same number; and at what the states on the way decode to."
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "smoke": {
-            "dataset": "mnist",
-            "models": ("auton-code", "ae"),
-            "fallback": True,
-            "width": 0.1,
-            "images": 256,
-            "test_images": 60,
-            "epochs": 1,
-            "score": "random",
-        },
-        "quick": {
-            "dataset": "mnist",
-            "models": KINDS,
-            "fallback": True,
-            "images": 20_000,
-            "test_images": 5000,
-            "epochs": 6,
-            "schedule": "cosine",
-            "score": "random",
-        },
-        "paper": {},
+        "smoke": {**SMOKE, "models": ("auton-code", "ae"), "score": "random"},
+        "quick": {**QUICK, "models": KINDS, "score": "random"},
+        "paper": PAPER,
     }
     columns = (
         Column("error", "test error (MSE)", digits=5),
@@ -93,7 +76,7 @@ class Autoencode(Scored):
             "error": errors(model, test)["error"],
             "train error": errors(model, train.take(slice(0, 10_000)))["error"],
             "held-out error": desk.final["error"],
-            "pca error": principal_error(train, test, self.plan.latent_of(trial.model)),
+            "pca error": principal_error(train, test, self.latent_of(trial.model)),
             **self.judge(test.images, desk)(decode(model, encode(model, test))),
             **({} if seconds is None else {"seconds an epoch": seconds}),
         }
@@ -126,7 +109,7 @@ class Autoencode(Scored):
                     " whose control drives the orbit. All orbits begin at the same state."
                 )
                 pictures = [Picture("orbit", draw_orbit(**done.load("orbit")), caption)]
-        plain = {self.plan.latent_of(d.trial.model): d.result.metrics["pca error"] for d in finished}
+        plain = {self.latent_of(d.trial.model): d.result.metrics["pca error"] for d in finished}
         principal = {f"PCA, {size} dimensions (test images)": error for size, error in plain.items()}
         text = "Test images, and what comes back of them."
         course = (
@@ -165,13 +148,16 @@ def principal_error(train: Images, test: Images, dimensions: int, rounds: int = 
     size = min(dimensions + 30, len(mean), len(train))
     generator = torch.Generator().manual_seed(0)
     basis = torch.randn(len(mean), size, generator=generator, dtype=torch.float64).to(train.device)
+    moved = basis
     for _ in range(rounds):
         moved = torch.zeros_like(basis)
         for part in train.images.split(2000):
             x = part.flatten(1) - mean
             moved += x.mT @ (x @ basis)
-        basis, _, _ = torch.linalg.svd(moved, full_matrices=False)
-    axes = basis[:, : min(dimensions, size)]
+        basis, _ = torch.linalg.qr(moved)
+    # What the last round has stretched the most comes first.
+    found, _, _ = torch.linalg.svd(moved, full_matrices=False)
+    axes = found[:, : min(dimensions, size)]
     lost = 0.0
     for part in test.images.split(2000):
         x = part.flatten(1) - mean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -24,8 +25,10 @@ from ..training import Column, Desk, Reported, Trial
 from .base import Finished, Picture
 from .checks import check_positive
 from .coding import Coding, encode
+from .coding_recipes import PAPER, QUICK, SMOKE
 
 PIXELS = "pixels"
+NEIGHBOURS = 10  # of an image, in the graph of spectral clustering
 WAYS = {
     "mixture": "mixture",
     "map": "t-SNE and mixture",
@@ -75,28 +78,15 @@ class Cluster(Coding):
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "smoke": {
-            "dataset": "mnist",
+            **SMOKE,
             "models": ("auton-code",),
-            "fallback": True,
-            "width": 0.1,
-            "images": 256,
-            "test_images": 120,
-            "epochs": 1,
             "starts": 1,
             "perplexity": 8.0,
             "iterations": 60,
             "threads": 1,
         },
-        "quick": {
-            "dataset": "mnist",
-            "models": ("auton-code", "ae"),
-            "fallback": True,
-            "images": 20_000,
-            "test_images": 2500,
-            "epochs": 6,
-            "schedule": "cosine",
-        },
-        "paper": {"dataset": "mnist"},
+        "quick": {**QUICK, "models": ("auton-code", "ae")},
+        "paper": {**PAPER, "dataset": "mnist"},
     }
     columns = tuple(
         column
@@ -111,6 +101,8 @@ class Cluster(Coding):
         for dataset, numbers in _PAPER.items()
         for (model, way), value in numbers.items()
     )
+
+    judged_by: ClassVar[tuple[str, ...]] = ("clusters", "starts", "perplexity", "iterations")
 
     models: tuple[Kind, ...] = KINDS
     """Models. ae-wide has twice the dimensions."""
@@ -129,14 +121,24 @@ class Cluster(Coding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(clusters=self.clusters, starts=self.starts, perplexity=self.perplexity, threads=self.threads)
-        check_positive(iterations=self.iterations)
+        check_positive(starts=self.starts, threads=self.threads, iterations=self.iterations)
+        if self.clusters < 2 or self.perplexity < 1:
+            raise InputError(
+                f"clusters must be at least 2, and perplexity at least 1; given {self.clusters} and {self.perplexity:g}"
+            )
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Pixels and each model, with each seed."""
-        if not self.sets().test.classes:
+        test = self.sets().test
+        if not test.classes:
             raise InputError(f"{self.dataset} has no classes that clusters could match: choose another data set")
-        pixels = [Trial(PIXELS, self.label(), seed) for seed in seeds] if self.pixels else []
+        needed = max(self.clusters, math.ceil(3 * self.perplexity), NEIGHBOURS) + 1
+        if len(test) < needed:
+            raise InputError(
+                f"{self.clusters} clusters and a perplexity of {self.perplexity:g} need at least {needed} test images;"
+                f" there are {len(test)}: lower clusters or perplexity, or use more images"
+            )
+        pixels = [Trial(PIXELS, self.label(PIXELS), seed) for seed in seeds] if self.pixels else []
         return [*pixels, *super().trials(seeds)]
 
     def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
@@ -178,7 +180,7 @@ class Cluster(Coding):
                 found = k_means(codes, self.clusters, starts=self.starts, generator=stream(seed, "k-means"))
                 return found.labels
             case "spectral":
-                return spectral_clusters(codes, self.clusters, seed=seed)
+                return spectral_clusters(codes, self.clusters, neighbours=NEIGHBOURS, seed=seed)
             case _:
                 return best_mixture(codes, self.clusters, self.starts, seed).predict(codes)
 

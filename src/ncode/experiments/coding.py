@@ -6,81 +6,41 @@ import functools
 from abc import ABC
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from ..data import Images, ImageSets, load, stream
 from ..models.autoencoder import Autoencoder
-from ..models.autoencoder_family import KINDS, Kind, Plan, build_autoencoder
-from ..models.control_norms import NORMS
+from ..models.autoencoder_family import KINDS, OWN, Kind, Plan, build_autoencoder
 from ..solve import InputError
 from ..solve.problem import choose
 from ..training import Desk, Trial
-from .base import Experiment
+from .base import PRESETS, Experiment
 from .checks import check_choices, check_positive
+from .coding_recipes import told
 from .coding_source import load_weights, read_source
 
-Dataset = Literal["mnist", "fashion-mnist", "cifar10", "celeba"]
-Norm = Literal["l2", "row", "batch", "tanh", "none"]
-Start = Literal["stored", "learned", "drawn"]
-LossName = Literal["paper", "mse", "bce"]
 Schedule = Literal["plateau", "cosine"]
-
-# What a model of another run is built and judged by: taken from that run, whatever is said here.
-TAKEN = (
-    *("dataset", "latent", "nonzeros", "norm", "gain", "start", "horizon", "kinetic_cost", "loss", "depth", "width"),
-    *("dropout", "code_noise", "code_dropout", "beta", "sparsity", "image_noise"),
-    *("epochs", "batch", "lr", "schedule", "patience", "flips", "shift", "weight_decay", "decoder_decay"),
-    *("images", "test_images", "held_out", "fallback"),
-)
 
 
 @dataclass(frozen=True)
-class Coding(Experiment, ABC):
-    """Settings of autoencoders. Zeros and "paper" stand for the paper's choice for the data set."""
+class Coding(Plan, Experiment, ABC):
+    """Settings of autoencoders, and of their training. Zeros and "paper" stand for the paper's choice.
 
-    dataset: Dataset = "cifar10"
-    """Images to code."""
+    Attributes:
+        judged_by: Settings of an experiment, beside those of training, without which its results cannot be compared.
+    """
+
+    judged_by: ClassVar[tuple[str, ...]] = ()
+
     models: tuple[Kind, ...] = ("auton-code", "ae", "ae-wide", "vae")
     """Models. ae-wide has twice the dimensions."""
     source: str = ""
     """Folder of a run of `autoencode` to take trained models from. Its data set and all that its models were trained
     with are taken from there too."""
-    latent: int = 0
-    """Dimensions of the code. 0: 25 for MNIST, 128 for CIFAR-10, 64 for CelebA."""
-    nonzeros: int = 0
-    """Non-zeros a row of the control. 0: 1 for MNIST, 2 for CIFAR-10, 10 for CelebA."""
-    norm: Norm = "l2"
-    """How the control is normalised: as a whole, a row, over the batch, bounded by tanh, or not at all."""
-    gain: float = 1.0
-    """Norm of the control."""
-    start: Start = "stored"
-    """Where the flow begins: drawn once and stored, learned, or drawn each time."""
-    horizon: float = 10.0
-    """When the flow ends."""
-    kinetic_cost: float = 0.0
-    """Weight of the running cost |dx/dt|^2 on the flow. Above 0, a solver takes the place of the exact flow."""
-    loss: LossName = "paper"
-    """Error of images. paper: bce for MNIST, mse otherwise."""
-    depth: int = 0
-    """Convolutions that the encoder has beyond the paper's three; each halves the image."""
-    width: float = 1.0
-    """Factor of all widths of the coders."""
-    dropout: float = 0.0
-    """Part of the encoder's features that is left out in training."""
-    code_noise: float = 0.0
-    """Noise on codes in training, relative to their deviation."""
-    code_dropout: float = 0.0
-    """Part of a code that is left out in training."""
-    beta: float = 0.0
-    """Weight of the divergence of vae. 0: 1 for bce, and 0.02 for mse, as of a decoder of variance 0.01."""
-    sparsity: float = 1e-3
-    """Weight of the mean absolute code of sparse."""
-    image_noise: float = 0.2
-    """Deviation of the noise that denoising takes away."""
     epochs: int = 0
     """Passes over the training images. 0: 50, and 40 for CelebA."""
     batch: int = 0
@@ -92,7 +52,7 @@ class Coding(Experiment, ABC):
     patience: int = 5
     """Epochs that plateau waits for."""
     flips: bool = False
-    """Mirror every second training image."""
+    """Mirror every second training image, of data sets other than MNIST: a mirrored digit is none."""
     shift: int = 0
     """Shift training images by up to so many pixels."""
     weight_decay: float = 0.0
@@ -113,23 +73,18 @@ class Coding(Experiment, ABC):
     def __post_init__(self) -> None:
         if self.source:
             self._take()
-        choose("dataset", self.dataset, get_args(Dataset))
+        super().__post_init__()
         check_choices("model", self.models, KINDS)
-        choose("norm", self.norm, NORMS)
-        choose("start", self.start, get_args(Start))
-        choose("loss", self.loss, get_args(LossName))
         choose("schedule", self.schedule, get_args(Schedule))
-        check_positive(gain=self.gain, horizon=self.horizon, lr=self.lr, patience=self.patience, held_out=self.held_out)
-        whole = ("epochs", "batch", "images", "test_images", "shift", "latent", "nonzeros", "depth")
-        for name in (*whole, "weight_decay", "decoder_decay", "kinetic_cost", "beta", "sparsity", "image_noise"):
+        check_positive(lr=self.lr, patience=self.patience, held_out=self.held_out)
+        for name in ("epochs", "batch", "images", "test_images", "shift", "weight_decay", "decoder_decay"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
-        _ = self.plan.numbers  # refuses sizes that do not fit
 
     def _take(self) -> None:
-        """Take over what the models of another run were trained with."""
+        """Take over what the models of another run were trained with, whatever is said here."""
         record = read_source(self.source)
-        for name in TAKEN:
+        for name in _of_training():
             value = record.settings.get(name, getattr(self, name))
             object.__setattr__(self, name, value)
         kept = tuple(model for model in self.models if model in record.models)
@@ -139,14 +94,6 @@ class Coding(Experiment, ABC):
                 f" {', '.join(self.models)}"
             )
         object.__setattr__(self, "models", kept)
-
-    @property
-    def plan(self) -> Plan:
-        """What models are built by."""
-        same = ("dataset", "latent", "nonzeros", "norm", "gain", "start", "horizon", "kinetic_cost", "depth", "width")
-        more = ("dropout", "code_noise", "code_dropout", "beta", "sparsity", "image_noise")
-        loss = "" if self.loss == "paper" else self.loss
-        return Plan(**{name: getattr(self, name) for name in (*same, *more)}, loss=loss)
 
     @property
     def planned_epochs(self) -> int:
@@ -159,14 +106,26 @@ class Coding(Experiment, ABC):
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Each model with each seed."""
-        label = self.label()
-        return [self._trial(model, label, seed) for model in self.models for seed in seeds]
+        return [self._trial(model, seed) for model in self.models for seed in seeds]
 
-    def _trial(self, model: str, label: str, seed: int) -> Trial:
-        about = {"dimensions": self.plan.latent_of(model), "epochs": self.planned_epochs}
-        return Trial(model, label, seed, {**about, "batch": self.planned_batch(model)})
+    def _trial(self, model: str, seed: int) -> Trial:
+        about = {"dimensions": self.latent_of(model), "epochs": self.planned_epochs}
+        return Trial(model, self.label(model), seed, {**about, "batch": self.planned_batch(model)})
 
-    def label(self) -> str:
+    def label(self, model: str) -> str:
+        """The data set as tables name it, with the settings that tell the results of a model from others of its preset.
+
+        Those are all that the model looks at and that are not as the preset has them.
+        """
+        presets = [type(self).presets.get(name, {}) for name in reversed(PRESETS)]
+        defaults = {each.name: each.default for each in fields(self)}
+        names = [name for name in (*_of_training(), *self.judged_by) if name not in ("dataset", "fallback")]
+        others = {name for kind, owned in OWN.items() if kind != model for name in owned}
+        values = {name: getattr(self, name) for name in names}
+        words = told(values, [{**defaults, **preset} for preset in presets], [n for n in names if n not in others])
+        return ", ".join([self.data_name(), *words])
+
+    def data_name(self) -> str:
         """The data set as tables name it: one that is drawn, or a part of CelebA, has a name of its own."""
         sets = self.sets()
         if sets.generated:
@@ -192,10 +151,17 @@ class Coding(Experiment, ABC):
                 model = desk.fit(task)
             assert isinstance(model, Autoencoder)
             return Trained(model, None if task.clock.mean is None else task.clock.mean * task.per_epoch)
-        model = build_autoencoder(trial.model, self.plan, trial.seed)
+        model = build_autoencoder(trial.model, self, trial.seed)
         load_weights(model, self.source, trial)
         desk.parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
         return Trained(model.to(desk.device).eval(), None)
+
+
+@functools.cache
+def _of_training() -> tuple[str, ...]:
+    """The settings that a model is built, trained and tested by: taken from a source, whatever is said beside it."""
+    others = ("models", "source", "data_dir")
+    return tuple(each.name for each in fields(Coding) if each.name not in others)
 
 
 @contextmanager

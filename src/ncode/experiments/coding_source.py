@@ -38,14 +38,10 @@ def read_source(folder: str | Path) -> Source:
 
 
 def load_weights(model: nn.Module, folder: str | Path, trial: Trial) -> None:
-    """Give a model the weights that the same trial of a run ended with. Nothing of that run is changed."""
+    """Give a model the weights that the same model and seed of a run ended with. Nothing of that run is changed."""
     from safetensors.torch import load
 
-    place = Path(folder) / "trials" / trial.name
-    if not (place / "result.json").is_file():
-        raise InputError(
-            f"{folder} has not trained {trial.name}: let that run finish, or ask for models and seeds it has"
-        )
+    place = _find(Path(folder), trial)
     steps = sorted((place / "checkpoints" / "model").glob("step-*"), key=lambda path: int(path.name[5:]))
     if not steps:
         raise InputError(f"{place} has no checkpoint: train the model again with `ncode run autoencode`")
@@ -60,3 +56,18 @@ def load_weights(model: nn.Module, folder: str | Path, trial: Trial) -> None:
         model.load_state_dict(load(content))
     except RuntimeError as error:
         raise InputError(f"{steps[-1]} does not fit the model that its run describes: {error}") from error
+
+
+def _find(folder: Path, trial: Trial) -> Path:
+    """The folder of the trial that has trained a model with a seed. A label of its own is no hindrance."""
+    for path in sorted((folder / "trials").glob("*/result.json")):
+        try:
+            result = json.loads(path.read_text(encoding="utf-8"))
+            if (result["model"], result["seed"]) == (trial.model, trial.seed):
+                return path.parent
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path} is damaged ({error}): train the model again") from error
+    raise InputError(
+        f"{folder} has not trained {trial.model} with seed {trial.seed}: let that run finish, or ask for models and"
+        " seeds it has"
+    )

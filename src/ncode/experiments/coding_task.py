@@ -15,7 +15,7 @@ from ..data import Images, ImageSets, augment, batch_indices, batches_per_epoch,
 from ..models.autoencoder import Autoencoder
 from ..models.autoencoder_family import build_autoencoder
 from ..training import Loss, Task, Trial
-from .classification import Clock
+from .clock import Clock
 from .coding import Coding, as_numbers
 
 
@@ -31,7 +31,7 @@ class Code(Task):
         self.steps = settings.planned_epochs * self.per_epoch
         self.evaluate_every = self.per_epoch
         self.clock, self.plateau = Clock(), None
-        self.model: nn.Module = build_autoencoder(trial.model, settings.plan, trial.seed)
+        self.model: nn.Module = build_autoencoder(trial.model, settings, trial.seed)
 
     plateau: HalveOnPlateau | None
 
@@ -41,8 +41,9 @@ class Code(Task):
         images = self.train.images[
             batch_indices(step, self.batch_size, len(self.train), self.trial.seed, self.train.device)
         ]
-        if self.settings.flips or self.settings.shift:
-            images = augment(images, generator=generator, padding=self.settings.shift, flip=self.settings.flips)
+        flips = self.settings.flips and self.settings.dataset != "mnist"
+        if flips or self.settings.shift:
+            images = augment(images, generator=generator, padding=self.settings.shift, flip=flips)
         return images
 
     def loss(self, model: nn.Module, batch: Tensor) -> Loss:
@@ -50,8 +51,8 @@ class Code(Task):
         assert isinstance(model, Autoencoder)
         images = as_numbers(batch)
         judged = model.judge(images)
-        others = {name: part for name, part in judged.parts.items() if name != "error"}
-        return Loss(judged.loss, {"error": mse_loss(judged.images.detach(), images), **others})
+        square = judged.parts["error"] if model.measure == "mse" else mse_loss(judged.images.detach(), images)
+        return Loss(judged.loss, {**judged.parts, "error": square.detach()})
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """The mean squared error on images held out, and the error that the model was trained for."""

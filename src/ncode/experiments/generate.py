@@ -18,6 +18,7 @@ from ..training import Column, Desk, Reported, Trial
 from .base import Finished, Picture
 from .checks import check_choices, check_positive
 from .coding import decode, encode
+from .coding_recipes import PAPER, QUICK, SMOKE
 from .neighbours import neighbours_of
 from .scoring import FID, OTHER, Judge, Names, Scored
 
@@ -27,6 +28,7 @@ Covariance = Literal["full", "diagonal"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 SHOWN = 36  # samples of each density that are drawn
 LOOKED = 500  # samples whose nearest neighbours are looked for
+PATIENCE = 10  # seconds that a fit may take before it is said how long it may take
 
 # Of the paper: a VAE sampled from its prior, and mixtures of 100 and of 1,000 components.
 _PAPER = {
@@ -84,36 +86,26 @@ class Generate(Scored):
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "smoke": {
-            "dataset": "mnist",
+            **SMOKE,
             "models": ("auton-code", "ae"),
-            "fallback": True,
-            "width": 0.1,
-            "images": 256,
-            "test_images": 60,
-            "epochs": 1,
             "components": (2, 8),
             "widths": (0.1, 0.5),
             "samples": 60,
             "score": "random",
         },
         "quick": {
-            "dataset": "mnist",
+            **QUICK,
             "models": ("auton-code", "ae", "vae"),
-            "fallback": True,
-            "images": 10_000,
-            "test_images": 2000,
-            "epochs": 5,
-            "schedule": "cosine",
             "components": (10, 30, 100, 300),
-            "widths": (0.05, 0.1, 0.2, 0.5, 1.0, 2.0),
-            "samples": 2000,
-            "codes": 2000,
+            "samples": 2500,
             "score": "random",
         },
-        "paper": {},
+        "paper": PAPER,
     }
     columns = _columns(FID, (10, 100, 1000, 10_000), PROTOCOLS)
     paper = _reported()
+
+    judged_by: ClassVar[tuple[str, ...]] = ("samples", "codes", "covariance", "reg_covar", "space")
 
     components: tuple[int, ...] = (10, 100, 1000, 10_000)
     """Components of the mixtures."""
@@ -124,7 +116,8 @@ class Generate(Scored):
     samples: int = 10_000
     """Images to draw from each density."""
     codes: int = 0
-    """Training codes that the honest protocol fits densities to. 0: all."""
+    """Training codes that the honest protocol fits densities to. 0: as many as there are test images, so that the
+    protocols differ in nothing but whose codes they take."""
     covariance: Covariance = "full"
     """Of the mixtures' components."""
     reg_covar: float = 1e-6
@@ -138,6 +131,8 @@ class Generate(Scored):
         choose("covariance", self.covariance, get_args(Covariance))
         choose("space", self.space, get_args(Space))
         check_positive(samples=self.samples)
+        if self.codes < 0 or self.reg_covar < 0:
+            raise InputError(f"codes and reg_covar must be at least 0; given {self.codes} and {self.reg_covar:g}")
         for name in ("components", "widths"):
             if not all(value > 0 for value in getattr(self, name)):
                 raise InputError(f"{name} must be above 0; given {getattr(self, name)}")
@@ -146,24 +141,27 @@ class Generate(Scored):
         names = OTHER if self.weights is None else FID
         object.__setattr__(self, "columns", _columns(names, self.components, self.protocols, "vae" in self.models))
 
+    def trials(self, seeds: Sequence[int]) -> list[Trial]:
+        """Each model with each seed."""
+        self._check_components(self.sets())
+        return super().trials(seeds)
+
     def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
         """Train a model or take it, fit densities to its codes, and score samples."""
-        sets = self.sets()
-        self.check_components(sets)
         model = self.trained(trial, desk).model
-        here = sets.to(desk.device)
+        here = self.sets().to(desk.device)
         work = _Work(self, trial, desk, model, here, self.judge(here.test.images, desk))
         metrics = work.scores("floor", decode(model, encode(model, here.test)))
         for protocol in self.protocols:
             metrics |= work.protocol(protocol)
         if trial.model == "vae":
-            noise = torch.randn(self.samples, self.plan.latent_of("vae"), generator=stream(trial.seed, "prior"))
+            noise = torch.randn(self.samples, self.latent_of("vae"), generator=stream(trial.seed, "prior"))
             metrics |= work.scores("prior", decode(model, noise))
         return metrics
 
-    def check_components(self, sets: ImageSets) -> None:
-        """Refuse a mixture of more components than there are codes, before anything is trained."""
-        have = {"paper": len(sets.test), "honest": min(self.codes or len(sets.train), len(sets.train))}
+    def _check_components(self, sets: ImageSets) -> None:
+        """Refuse a mixture of more components than there are codes."""
+        have = {"paper": len(sets.test), "honest": min(self.codes or len(sets.test), len(sets.train))}
         for protocol in self.protocols:
             if max(self.components) > have[protocol]:
                 raise InputError(
@@ -173,6 +171,7 @@ class Generate(Scored):
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """Samples, scores and neighbours."""
+        from ..figures.coding import title
         from ..figures.generate import draw_neighbours, draw_samples, draw_scores
 
         if not finished:
@@ -199,9 +198,9 @@ class Generate(Scored):
             pictures.append(Picture("widths", draw_scores(lines, floors, axis, names.title), caption))
         first = next((done for done in finished if done.trial.model == "auton-code"), finished[0])
         caption = (
-            f"Samples of {first.trial.model}, and the test images nearest to each. Percentages: how many samples are"
-            " nearer to some test image than to any of as many training images: about half where nothing is remembered,"
-            " more where test images are, and fewer where training images are."
+            f"Samples of {title(first.trial.model)}, and the test images nearest to each. Percentages: how many samples"
+            " are nearer to some test image than to any of as many training images: about half where nothing is"
+            " remembered, more where test images are, and fewer where training images are."
         )
         pictures.append(Picture("neighbours", draw_neighbours(self._neighbours(first)), caption))
         return pictures
@@ -227,7 +226,7 @@ class Generate(Scored):
     def _stars(self, finished: Sequence[Finished], names: Names) -> dict[str, Any]:
         from ..figures.generate import Scores
 
-        told = [each for each in self.paper if each.dataset == finished[0].trial.dataset and each.metric != "fid prior"]
+        told = [each for each in self.paper if each.dataset == self.data_name() and each.metric != "fid prior"]
         stars = {} if names != FID else {each.model: each for each in told}
         values = {model: [each.value for each in told if each.model == model] for model in stars}
         return {model: Scores((100, 1000), value) for model, value in values.items()}
@@ -278,10 +277,7 @@ class _Work(NamedTuple):
         codes, metrics, pictures, neighbours = self._codes(protocol), {}, {}, {}
         for count in self.settings.components:
             key = f"{protocol} {count}"
-            self.desk.say(f"{self.trial.name}  mixture of {count} components of {len(codes)} {_WORDS[protocol]}")
-            mixture = GaussianMixture(count, self.settings.covariance, reg_covar=self.settings.reg_covar)
-            mixture.fit(codes, generator=stream(self.trial.seed, "mixture", key))
-            images = self._draw(mixture, key)
+            images = self._draw(self._fit(count, codes, protocol), key)
             metrics |= self.scores(key, images)
             pictures[key] = images[:SHOWN]
             if count in self.settings._looked_at:
@@ -301,9 +297,26 @@ class _Work(NamedTuple):
         return {f"{name} {key}": value for name, value in self.judge(images).items()}
 
     def _codes(self, protocol: str) -> Tensor:
-        count = self.settings.codes
-        images = self.sets.test if protocol == "paper" else self.sets.train.take(slice(0, count or None))
+        test, train = self.sets.test, self.sets.train
+        images = test if protocol == "paper" else train.take(slice(0, self.settings.codes or len(test)))
         return encode(self.model, images, self.control)
+
+    def _fit(self, count: int, codes: Tensor, protocol: str) -> GaussianMixture:
+        """A mixture of codes. Where there is no GPU it may take long: then it is said how long at most."""
+        mixture = GaussianMixture(count, self.settings.covariance, reg_covar=self.settings.reg_covar)
+        title = f"{self.trial.name}  mixture of {count} components of {len(codes)} {_WORDS[protocol]}"
+        seconds = 0.0 if codes.is_cuda else mixture.estimate(codes)
+        self.desk.say(f"{title}, {seconds:.0f} s at most" if seconds > PATIENCE else title)
+        bar = self.desk.progress
+        bar.start(title, mixture.max_iterations)
+        try:
+            return mixture.fit(
+                codes,
+                generator=stream(self.trial.seed, "mixture", f"{protocol} {count}"),
+                progress=lambda stage, done, of: bar.update(done, {}) if stage == "mixture" else None,
+            )
+        finally:
+            bar.finish()
 
     def _draw(self, density: GaussianMixture | KernelDensity, key: str) -> Tensor:
         codes = density.sample(self.settings.samples, stream(self.trial.seed, "samples", key))

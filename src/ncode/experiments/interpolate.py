@@ -15,6 +15,7 @@ from ..solve import InputError
 from ..training import Column, Desk, Trial
 from .base import Finished, Picture
 from .coding import decode, encode
+from .coding_recipes import PAPER, QUICK, SMOKE
 from .coding_task import errors
 from .scoring import FID, OTHER, Scored
 
@@ -35,25 +36,9 @@ class Interpolate(Scored):
         " of both models, and at the score of images half-way between random pairs."
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "smoke": {
-            "dataset": "mnist",
-            "fallback": True,
-            "width": 0.1,
-            "images": 256,
-            "test_images": 60,
-            "epochs": 1,
-            "score": "random",
-        },
-        "quick": {
-            "dataset": "mnist",
-            "fallback": True,
-            "images": 20_000,
-            "test_images": 5000,
-            "epochs": 6,
-            "schedule": "cosine",
-            "score": "random",
-        },
-        "paper": {"dataset": "celeba"},
+        "smoke": {**SMOKE, "score": "random"},
+        "quick": {**QUICK, "score": "random"},
+        "paper": {**PAPER, "dataset": "celeba"},
     }
     columns = (
         Column("error", "test error (MSE)", digits=5),
@@ -79,12 +64,17 @@ class Interpolate(Scored):
             )
             object.__setattr__(self, "columns", (self.columns[0], *other))
 
+    def trials(self, seeds: Sequence[int]) -> list[Trial]:
+        """Each model with each seed."""
+        have, needed = len(self.sets().test), max(3, 2 * self.pairs)
+        if have < needed:
+            raise InputError(f"{self.pairs} pairs need {needed} test images; there are {have}")
+        return super().trials(seeds)
+
     def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
         """Train a model or take it, and decode what lies between codes. All models are shown the same test images."""
         model = self.trained(trial, desk).model
         test = self.sets().test.to(desk.device)
-        if len(test) < max(3, 2 * self.pairs):
-            raise InputError(f"{self.pairs} pairs need {2 * self.pairs} test images; there are {len(test)}")
         codes = encode(model, test)
         order = torch.randperm(len(codes), generator=stream(0, "pairs")).to(codes.device)
         first, second = codes[order[: self.pairs]], codes[order[self.pairs : 2 * self.pairs]]

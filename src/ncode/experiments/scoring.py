@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ..data import MissingData, find, stream
-from ..metrics import FrechetDistance, KernelDistance, extract, find_weights, load_inception
+from ..metrics import FrechetDistance, Inception, KernelDistance, extract, find_weights, load_inception
 from ..solve.problem import choose
-from ..training import Desk
+from ..training import Desk, Trial
 from .coding import Coding
 
 Score = Literal["fid", "random"]
@@ -84,8 +86,7 @@ class Judge:
     """
 
     def __init__(self, test: Tensor, weights: Path | None):
-        network = RandomFeatures() if weights is None else load_inception(weights)
-        self.network = network.to(test.device)
+        self.network = (RandomFeatures() if weights is None else _inception(weights)).to(test.device)
         features = "random" if weights is None else None
         self.frechet = FrechetDistance(self.network, features, reset_real_features=False)
         # Weights that are not the published ones give no FID either.
@@ -110,7 +111,7 @@ class Judge:
 
     def _features(self, images: Tensor) -> Tensor:
         # The network knows colour images only.
-        return extract(self.network, images.expand(-1, 3, -1, -1))
+        return extract(self.network, images.expand(-1, 3, -1, -1), batch=500 if images.is_cuda else 100)
 
 
 @dataclass(frozen=True)
@@ -132,11 +133,30 @@ class Scored(Coding, ABC):
         """The file of the FID network's weights, where FID is wanted and they are found."""
         return find_fid_weights(self.fid_weights, self.data_dir) if self.score == "fid" else None
 
+    def trials(self, seeds: Sequence[int]) -> list[Trial]:
+        """Each model with each seed. Damaged weights of the FID network are found out here, before training."""
+        if self.weights is not None:
+            _inception(self.weights)
+        return super().trials(seeds)
+
     def judge(self, test: Tensor, desk: Desk) -> Judge:
         """A judge by these settings. What takes the place of FID is said."""
         if self.weights is None and self.score == "fid":
             desk.say(f"the weights of the FID network were not found: {OTHER.title} takes the place of FID")
-        return Judge(test, self.weights)
+        # What test images look like is found once for all models of a run.
+        about = (self.dataset, self.data_dir, self.fallback, self.test_images, self.weights, test.device, len(test))
+        if about not in _judges:
+            _judges.clear()
+            _judges[about] = Judge(test, self.weights)
+        return _judges[about]
+
+
+_judges: dict[tuple[Any, ...], Judge] = {}
+
+
+@functools.lru_cache(maxsize=1)
+def _inception(weights: Path) -> Inception:
+    return load_inception(weights)
 
 
 def find_fid_weights(named: str, data_dir: str) -> Path | None:

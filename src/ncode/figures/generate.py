@@ -103,9 +103,13 @@ def draw_neighbours(found: Mapping[str, Neighbours]) -> Figure:
     count = len(next(iter(found.values())).samples)
     near = next(iter(found.values())).nearest.shape[1]
     figure = new_figure(1, len(found), width=0.55 * (near + 1) + 0.5, height=0.5 * count + 0.8)
-    panels = figure.subplots(1, 2 * len(found), width_ratios=[1, near] * len(found), squeeze=False)[0]
+    # A gap between densities, wider than that between a sample and its neighbours.
+    widths = ([1, near, 0.5] * len(found))[:-1]
+    panels = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    for gap in panels[2::3]:
+        gap.set_axis_off()
     for number, (name, each) in enumerate(found.items()):
-        sample, nearest = panels[2 * number : 2 * number + 2]
+        sample, nearest = panels[3 * number : 3 * number + 2]
         show(sample, each.samples, columns=1)
         show(nearest, each.nearest.flatten(0, 1), columns=near)
         sample.set_title("sample", fontsize="x-small")

@@ -31,7 +31,8 @@ def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covarian
             raise InputError(f"the {name} Gaussian must be finite: some of its mean or covariance is not")
     if len(mean1) != len(mean2):
         raise InputError(f"the Gaussians must have as many dimensions: given {len(mean1)} and {len(mean2)}")
-    return _distance(mean1, factor(covariance1), mean2, factor(covariance2))
+    one, other = factor(covariance1), factor(covariance2)
+    return _distance(mean1, one, mean2, other.to(one))
 
 
 def _distance(mean1: Tensor, factor1: Tensor, mean2: Tensor, factor2: Tensor) -> Tensor:
@@ -40,9 +41,25 @@ def _distance(mean1: Tensor, factor1: Tensor, mean2: Tensor, factor2: Tensor) ->
     The eigenvalues of (C1 C2)^(1/2) are the singular values of A1^T A2. Those are right to rounding where covariances
     are singular, while the root of an eigenvalue of C1 C2 near 0 keeps half of its digits.
     """
-    shift = (mean1.detach().cpu().double() - mean2.detach().cpu().double()).square().sum()
+    shift = (mean1.to(factor1) - mean2.to(factor1)).square().sum()
     both = torch.linalg.svdvals(factor1.T @ factor2).sum() if factor1.shape[1] and factor2.shape[1] else 0.0
     distance = shift + factor1.square().sum() + factor2.square().sum() - 2 * both
+    return distance.clamp(min=0)
+
+
+def _quick_distance(mean1: Tensor, factor1: Tensor, mean2: Tensor, covariance2: Tensor) -> Tensor:
+    """The same, for a second covariance that is not singular; on the device of the first Gaussian.
+
+    The squares of those singular values are the eigenvalues of A1^T C2 A1: no factor of the second covariance is
+    needed, and eigenvalues cost a fraction of singular values. An eigenvalue is off by about eps times the largest,
+    s^2; its root r by eps s^2 / 2 r, and by eps^(1/2) s where it is 0. That is 1.5e-8 s at worst, each: of 2,048 of
+    them, with s near 10 as features of photographs have it, below 1e-3.
+    """
+    covariance2 = covariance2.to(factor1)
+    shift = (mean1.to(factor1) - mean2.to(factor1)).square().sum()
+    product = factor1.T @ covariance2 @ factor1
+    both = torch.linalg.eigvalsh((product + product.T) / 2).clamp(min=0).sqrt().sum() if len(product) else 0.0
+    distance = shift + factor1.square().sum() + covariance2.trace() - 2 * both
     return distance.clamp(min=0)
 
 
@@ -99,7 +116,11 @@ class FrechetDistance:
                 raise InputError(
                     f"{self.name} needs at least 2 real and 2 generated images; given {seen.count} {name} ones"
                 )
-        return _distance(self.real.mean, self.real.factor(), self.fake.mean, self.fake.factor())
+        # The factor of the real ones is kept: many sets may be scored against them.
+        real, covariance = self.real.factor(), self.fake.covariance
+        if self.fake.count > len(covariance):
+            return _quick_distance(self.real.mean, real, self.fake.mean, covariance).cpu()
+        return _distance(self.real.mean, real, self.fake.mean, self.fake.factor().to(real)).cpu()
 
     def reset(self) -> None:
         """Forget the images; with `reset_real_features=False` the generated ones alone."""

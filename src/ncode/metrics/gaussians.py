@@ -55,13 +55,14 @@ class Full(Gaussians):
     @staticmethod
     def estimate(x: Tensor, share: Tensor, counts: Tensor, reg_covar: float) -> Full:
         """Weighted covariances, in chunks of components."""
-        n, d = x.shape
         means = (share.T.to(x.dtype) @ x) / counts[:, None]
-        covariances = x.new_empty(len(counts), d, d)
-        size = max(1, min(_cells(x) // (n * d), 64)) if x.is_cuda else 1
-        for first in range(0, len(counts), size):
+        covariances = x.new_empty(len(counts), x.shape[1], x.shape[1])
+        # The more components at once, the more points that only some of them use.
+        size = min(_together(x), 64)
+        for first, used in zip(range(0, len(counts), size), _used(share, size), strict=True):
             part = slice(first, first + size)
-            covariances[part] = _weighted(x, share[:, part].to(x.dtype), means[part]) / counts[part, None, None]
+            weighted = _weighted(x[used], share[used, part].to(x.dtype), means[part])
+            covariances[part] = weighted / counts[part, None, None]
         covariances.diagonal(dim1=1, dim2=2).add_(reg_covar)
         return Full(means, covariances)
 
@@ -70,7 +71,7 @@ class Full(Gaussians):
         n, d = x.shape
         out = x.new_empty(n, len(self.means))
         eye = torch.eye(d, dtype=self.roots.dtype, device=x.device)
-        size = min(len(self.means), 64)
+        size = min(len(self.means), max(64, _together(x)))
         rows = max(1, _cells(x) // (size * d))
         for first in range(0, len(self.means), size):
             part = slice(first, first + size)
@@ -97,12 +98,25 @@ class Full(Gaussians):
 
 def _weighted(x: Tensor, share: Tensor, means: Tensor) -> Tensor:
     """Sums of share (x - mean)(x - mean)^T, (k, d, d)."""
-    # Shares far from a component are 0 exactly, since exp underflows: leaving them out changes nothing.
-    used = share.any(1).nonzero().flatten()
-    x, share = x[used], share[used]
     centred = x - means[:, None]
     centred *= share.T.sqrt()[:, :, None]
     return centred.mT @ centred
+
+
+def _used(share: Tensor, size: int) -> list[Tensor]:
+    """The points that have a share in any component of a chunk, for each chunk of so many components.
+
+    Shares far from a component are 0 exactly, since exp underflows: leaving them out changes nothing.
+    """
+    chunks = torch.stack([part.any(1) for part in share.split(size, 1)])
+    # All at once: to ask chunk by chunk would be to wait for the GPU as often.
+    points = chunks.nonzero()[:, 1]
+    return list(points.split(chunks.sum(1).tolist()))
+
+
+def _together(x: Tensor) -> int:
+    """How many components are worked on at once: on a GPU as many as there is room for, on a CPU one by one."""
+    return max(1, min(_cells(x) // x.numel(), 1024)) if x.is_cuda else 1
 
 
 class Diagonal(Gaussians):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..solve.problem import choose
 from .images import check_images
 
 SIDE, WIDTH = 299, 2048
@@ -21,12 +22,18 @@ Chain = list[tuple[int, Kernel]]  # (channels out, kernel) of one convolution af
 
 ROW, COLUMN = (1, 7), (7, 1)
 
+PRECISIONS = ("ieee", "tf32")
+PRECISION = "ieee"  # of convolutions on CUDA, unless told
+LAYOUT = torch.channels_last  # of images and kernels in memory
+
 
 class Inception(nn.Module):
     """uint8 images (n, 3, height, width) to features (n, 2048), always in float32 and in evaluation mode.
 
     `load_inception` gives one with the published weights; a new one has random ones. `genuine` says which: scores of
-    any other weights are not called FID.
+    any other weights are not called FID. `precision` is that of convolutions on CUDA, "ieee" or "tf32", which rounds
+    what is multiplied to 10 bits and takes a fraction of the time; whatever a training loop has chosen for itself does
+    not count.
 
     >>> import torch, ncode.metrics
     >>> network = ncode.metrics.Inception()
@@ -36,9 +43,10 @@ class Inception(nn.Module):
     False
     """
 
-    def __init__(self) -> None:
+    def __init__(self, precision: str = PRECISION) -> None:
         super().__init__()
         self.genuine = False
+        self.precision = choose("precision", precision, PRECISIONS)
         self.Conv2d_1a_3x3 = _Unit(3, 32, 3, stride=2, padding=0)
         self.Conv2d_2a_3x3 = _Unit(32, 32, 3, padding=0)
         self.Conv2d_2b_3x3 = _Unit(32, 64, 3)
@@ -56,13 +64,14 @@ class Inception(nn.Module):
         self.Mixed_7a = _Mixed(768, {"branch3x3": [(192, 1), (320, 3)], "branch7x7x3": seven}, halve=True)
         self.Mixed_7b = _Mixed(1280, _third(), pool=192, fork=True)
         self.Mixed_7c = _Mixed(2048, _third(), pool=192, fork=True, pool_by_maximum=True)
-        self.requires_grad_(False).eval()
+        # In single precision, whatever a run has made the default.
+        self.requires_grad_(False).eval().float()
 
     def forward(self, images: Tensor) -> Tensor:
         """The features before the last layer, averaged over places."""
         x = resize(check_images(images).float())
-        with _full_precision(x.device):
-            x = ((x - 128) / 128).contiguous(memory_format=torch.channels_last)
+        with _precision(x.device, self.precision):
+            x = ((x - 128) / 128).contiguous(memory_format=LAYOUT)
             x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x)))
             x = functional.max_pool2d(x, 3, 2)
             x = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(x))
@@ -122,7 +131,13 @@ class _Unit(nn.Module):
         self.bn = nn.BatchNorm2d(out, eps=1e-3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.relu_(self.bn(self.conv(x)))
+        conv, bn = self.conv, self.bn
+        # The norm is a factor and an offset: made part of the kernel, it costs no pass over the image.
+        assert bn.running_mean is not None and bn.running_var is not None
+        scale = bn.weight / (bn.running_var + bn.eps).sqrt()
+        offset = bn.bias - bn.running_mean * scale
+        kernel = conv.weight * scale.view(-1, 1, 1, 1)
+        return functional.relu_(functional.conv2d(x, kernel, offset, conv.stride, conv.padding))
 
 
 class _Mixed(nn.Module):
@@ -183,7 +198,7 @@ class _Mixed(nn.Module):
 
 
 @contextlib.contextmanager
-def _full_precision(device: torch.device) -> Iterator[None]:
+def _precision(device: torch.device, precision: str) -> Iterator[None]:
     """A score must not depend on the precision that a training loop has chosen for itself."""
     convolutions = getattr(torch.backends.cudnn, "conv", None)  # younger than the oldest torch we run with
     with torch.autocast(device.type, enabled=False):
@@ -191,7 +206,7 @@ def _full_precision(device: torch.device) -> Iterator[None]:
             yield
             return
         before = convolutions.fp32_precision
-        convolutions.fp32_precision = "ieee"
+        convolutions.fp32_precision = precision
         try:
             yield
         finally:

@@ -42,7 +42,7 @@ def k_means(
     """Lloyd's iterations from greedy k-means++ centres, the best of several starts.
 
     `tol` is how far centres may move, squared, as a part of the mean variance of the columns. A cluster that loses all
-    its points is moved to the point that is farthest from its centre.
+    its points is moved to the point that is farthest from its centre. With as many clusters as points each has one.
 
     >>> import torch, ncode.metrics
     >>> points = torch.tensor([[0.0, 0.0], [0.0, 1.0], [9.0, 0.0], [9.0, 1.0]])
@@ -56,6 +56,8 @@ def k_means(
     check_number("tol", tol, low=0.0)
     if clusters > len(x):
         raise InputError(f"{clusters} clusters need at least as many codes; given {len(x)}")
+    if clusters == len(x):
+        return Clusters(codes.detach().clone(), torch.arange(clusters, device=x.device), 0.0, 0)
     mean = x.mean(0)
     # Distances are taken by |x|^2 - 2 x c + |c|^2, which keeps its digits near the origin.
     x = x - mean

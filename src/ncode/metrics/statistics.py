@@ -76,22 +76,21 @@ class Statistics:
         return self._scatter / (self.count - 1)
 
     def factor(self) -> Tensor:
-        """A matrix A with A A^T = covariance, on CPU; kept until more features come."""
+        """A matrix A with A A^T = covariance, where the features are; kept until more of them come."""
         if self._factor is None:
             self._factor = factor(self.covariance)
         return self._factor
 
 
 def factor(covariance: Tensor) -> Tensor:
-    """A matrix A with A A^T = covariance, on CPU in float64, without columns for variances of 0.
+    """A matrix A with A A^T = covariance, in float64, without columns for variances of 0.
 
     >>> import torch
     >>> a = factor(torch.tensor([[4.0, 0.0], [0.0, 0.0]]))
     >>> (a @ a.T).tolist()
     [[4.0, 0.0], [0.0, 0.0]]
     """
-    # LAPACK is as fast as a GPU at these sizes, and gives the same score on every machine.
-    values, vectors = torch.linalg.eigh(covariance.detach().cpu().double())
+    values, vectors = torch.linalg.eigh(covariance.detach().double())
     rounding = values[-1].clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
     kept = values > rounding
     return vectors[:, kept] * values[kept].sqrt()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..solve import InputError
-from .inception import Inception
+from .inception import LAYOUT, PRECISION, Inception
 
 FILES = ("inception-2015-12-05-fp16.safetensors", "pt_inception-2015-12-05-6726825d.pth")
 ADDRESS = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{FILES[1]}"
@@ -19,11 +19,11 @@ CHECKSUM = "6726825d"  # how the SHA-256 of the published file starts
 FINGERPRINT = "4caed7af36b5f123f95ab0ef485442785c9ce6b4467729c6dea6f8c07bd3edd3"
 
 
-def load_inception(weights: str | Path | None = None, download: bool = False) -> Inception:
+def load_inception(weights: str | Path | None = None, download: bool = False, precision: str = PRECISION) -> Inception:
     """The FID network, with weights from a file; without one, from the folder that NCODE_DATA names.
 
     The file is a .safetensors or a .pth with the names of torchvision's Inception3; `download` fetches the published
-    one (95 MB) into NCODE_DATA where it is missing.
+    one (95 MB) into NCODE_DATA where it is missing. `precision` is that of convolutions on CUDA: see `Inception`.
 
     >>> import ncode, ncode.metrics
     >>> try:
@@ -35,7 +35,7 @@ def load_inception(weights: str | Path | None = None, download: bool = False) ->
     path = find_weights(weights, download)
     given = {name: value for name, value in _read(path).items() if not _idle(name)}
     with torch.random.fork_rng(devices=[]):
-        network = Inception()
+        network = Inception(precision)
     state = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}
     for name in state:
         if name.endswith("bn.weight"):
@@ -43,6 +43,9 @@ def load_inception(weights: str | Path | None = None, download: bool = False) ->
     _check(path, given, state)
     network.load_state_dict({name: value.float() for name, value in given.items()}, strict=False)
     network.genuine = fingerprint(network) == FINGERPRINT
+    for each in network.parameters():
+        if each.dim() == 4:
+            each.data = each.data.contiguous(memory_format=LAYOUT)
     return network
 
 

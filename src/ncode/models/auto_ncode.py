@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from ..solve.problem import choose
 from .autoencoder import Autoencoder, Coded, full_precision
 from .control_norms import ControlNorm
 
-STARTS = ("stored", "learned", "drawn")
+Start = Literal["stored", "learned", "drawn"]
 
 
 class AutoNCODE(Autoencoder):
@@ -62,7 +63,7 @@ class AutoNCODE(Autoencoder):
         disturb: nn.Module | None = None,
     ):
         super().__init__(encoder, decoder, loss, disturb)
-        self.start = choose("start", start, STARTS)
+        self.start = choose("start", start, get_args(Start))
         self.latent, self.nonzeros, self.costs = latent, nonzeros, list(costs)
         self.gamma = nn.Linear(width, latent * nonzeros)
         self.norm = ControlNorm(norm, latent, nonzeros, gain)
@@ -76,7 +77,7 @@ class AutoNCODE(Autoencoder):
 
     def control(self, images: Tensor) -> Tensor:
         """theta, the couplings that images ask for, (batch, latent, nonzeros)."""
-        features = full_precision(self.encoder(images))
+        features = full_precision(self.features(images, self.gamma.in_features))
         # In single precision also under autocast: exp(10 theta) has no digits to spare.
         with torch.autocast(images.device.type, enabled=False):
             return self.norm(self.gamma(features).unflatten(1, (self.latent, self.nonzeros)))

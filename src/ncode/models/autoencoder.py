@@ -58,6 +58,16 @@ class Autoencoder(nn.Module, ABC):
     def coded(self, images: Tensor) -> Coded:
         """The codes of images in training, and what they cost."""
 
+    def features(self, images: Tensor, width: int) -> Tensor:
+        """What the encoder makes of images, (batch, width)."""
+        found = self.encoder(images)
+        if found.shape[1:] != (width,):
+            raise InputError(
+                f"the encoder must give features (batch, {width}), as width says; given {tuple(found.shape)}: flatten"
+                " them, or set width to their number"
+            )
+        return found
+
     def decode(self, code: Tensor) -> Tensor:
         """The images of codes."""
         return self.decoder(code)
@@ -139,7 +149,7 @@ class PlainAutoencoder(Autoencoder):
 
     def encode(self, images: Tensor) -> Tensor:
         """The codes of images."""
-        return full_precision(self.code(self.encoder(images)))
+        return full_precision(self.code(self.features(images, self.code.in_features)))
 
     def coded(self, images: Tensor) -> Coded:
         """The codes, of noisy images where asked for, and the price of large ones."""
@@ -186,7 +196,7 @@ class VariationalAutoencoder(Autoencoder):
         return Coded(code, self.beta * divergence / images[0].numel(), {"divergence": divergence})
 
     def _moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_variance = full_precision(self.code(self.encoder(images))).chunk(2, 1)
+        mean, log_variance = full_precision(self.code(self.features(images, self.code.in_features))).chunk(2, 1)
         return mean, log_variance.clamp(-20, 10)
 
 

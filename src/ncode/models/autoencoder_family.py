@@ -8,69 +8,99 @@ from typing import Literal, get_args
 from ..costs import KineticEnergy
 from ..solve import InputError
 from ..solve.problem import choose
-from .auto_ncode import AutoNCODE
+from .auto_ncode import AutoNCODE, Start
 from .autoencoder import Autoencoder, PlainAutoencoder, VariationalAutoencoder
-from .code_noise import CodeNoise
+from .code_noise import CodeNoise, check_part
 from .coders import Architecture, Decoder, Encoder, architecture
+from .control_norms import Norm
 
 Kind = Literal["auton-code", "ae", "ae-wide", "vae", "sparse", "denoising"]
+Dataset = Literal["mnist", "fashion-mnist", "cifar10", "celeba"]
+LossName = Literal["paper", "mse", "bce"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+
+# Settings that only one of the models looks at.
+OWN = {
+    "auton-code": ("nonzeros", "norm", "gain", "start", "horizon", "kinetic_cost"),
+    "vae": ("beta",),
+    "sparse": ("sparsity",),
+    "denoising": ("image_noise",),
+}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What autoencoders are built by. Zeros and empty words stand for the paper's choice for the data set.
-
-    Attributes:
-        dataset: Whose coders.
-        latent, nonzeros: Dimensions of the code, and non-zeros a row of the control.
-        loss: "mse" or "bce".
-        norm, gain, start, horizon, kinetic_cost: Of `AutoNCODE`; the last is the weight of |dx/dt|^2 on the flow.
-        depth, width: Of `architecture`.
-        dropout: Of the encoder's features.
-        code_noise, code_dropout: Of `CodeNoise`.
-        beta, sparsity, image_noise: Of the variational, the sparse and the denoising autoencoder.
+    """What autoencoders are built by. Zeros and "paper" stand for the paper's choice for the data set.
 
     >>> Plan("cifar10").numbers.latent, Plan("mnist").measure, Plan("cifar10", latent=64).latent_of("ae-wide")
     (128, 'bce', 128)
     """
 
-    dataset: str
+    dataset: Dataset = "cifar10"
+    """Images to code."""
     latent: int = 0
+    """Dimensions of the code. 0: 25 for MNIST, 128 for CIFAR-10, 64 for CelebA."""
     nonzeros: int = 0
-    loss: str = ""
-    norm: str = "l2"
+    """Non-zeros a row of the control. 0: 1 for MNIST, 2 for CIFAR-10, 10 for CelebA."""
+    norm: Norm = "l2"
+    """How the control is normalised: as a whole, a row, over the batch, bounded by tanh, or not at all."""
     gain: float = 1.0
-    start: str = "stored"
+    """Norm of the control."""
+    start: Start = "stored"
+    """Where the flow begins: drawn once and stored, learned, or drawn each time."""
     horizon: float = 10.0
+    """When the flow ends."""
     kinetic_cost: float = 0.0
+    """Weight of the running cost |dx/dt|^2 on the flow. Above 0, a solver takes the place of the exact flow."""
+    loss: LossName = "paper"
+    """Error of images. paper: bce for MNIST, mse otherwise."""
     depth: int = 0
+    """Convolutions that the encoder has beyond the paper's three; each halves the image."""
     width: float = 1.0
+    """Factor of all widths of the coders."""
     dropout: float = 0.0
+    """Part of the encoder's features that is left out in training."""
     code_noise: float = 0.0
+    """Noise on codes in training, relative to their deviation."""
     code_dropout: float = 0.0
+    """Part of a code that is left out in training."""
     beta: float = 0.0
+    """Weight of the divergence of vae. 0: 1 for bce, and 0.02 for mse, as of a decoder of variance 0.01."""
     sparsity: float = 1e-3
+    """Weight of the mean absolute code of sparse."""
     image_noise: float = 0.2
+    """Deviation of the noise that denoising takes away."""
 
-    @property
-    def numbers(self) -> Architecture:
-        """Of the coders, with what was told in place of the paper's."""
-        paper = architecture(self.dataset, self.depth, self.width)
-        if self.latent < 0 or self.nonzeros < 0:
-            raise InputError(f"latent and nonzeros must be at least 0; given {self.latent} and {self.nonzeros}")
-        numbers = paper._replace(latent=self.latent or paper.latent, nonzeros=self.nonzeros or paper.nonzeros)
+    def __post_init__(self) -> None:
+        for name, known in (("dataset", Dataset), ("norm", Norm), ("start", Start), ("loss", LossName)):
+            choose(name, getattr(self, name), get_args(known))
+        for name in ("gain", "horizon"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} must be above 0; given {getattr(self, name)!r}")
+        for name in ("latent", "nonzeros", "kinetic_cost", "code_noise", "beta", "sparsity", "image_noise"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
+        numbers = self.numbers
         if numbers.nonzeros > numbers.latent:
             raise InputError(
                 f"a row of the control has {numbers.latent} places, as the code has dimensions; {numbers.nonzeros}"
                 " non-zeros do not fit: raise latent, or lower nonzeros"
             )
-        return numbers
+        for name in ("dropout", "code_dropout"):
+            check_part(name, getattr(self, name))
+
+    @property
+    def numbers(self) -> Architecture:
+        """Of the coders, with what was told in place of the paper's."""
+        paper = architecture(self.dataset, self.depth, self.width)
+        return paper._replace(latent=self.latent or paper.latent, nonzeros=self.nonzeros or paper.nonzeros)
 
     @property
     def measure(self) -> str:
-        """The loss."""
-        return self.loss or ("bce" if self.dataset == "mnist" else "mse")
+        """The loss, "mse" or "bce"."""
+        if self.loss != "paper":
+            return self.loss
+        return "bce" if self.dataset == "mnist" else "mse"
 
     def latent_of(self, kind: str) -> int:
         """Dimensions of the code of a model."""
@@ -82,7 +112,7 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
 
     Args:
         kind: auton-code, ae, ae-wide (twice the dimensions), vae, sparse or denoising.
-        plan: Its sizes.
+        plan: Its settings.
         seed: Of AutoN-CODE's pattern and of its x(0).
 
     >>> import torch

@@ -26,9 +26,7 @@ class CodeNoise(nn.Module):
         super().__init__()
         if not noise >= 0:
             raise InputError(f"noise must be at least 0; given {noise}")
-        if not 0 <= dropout < 1:
-            raise InputError(f"dropout must be at least 0 and below 1; given {dropout}")
-        self.noise, self.dropout = noise, dropout
+        self.noise, self.dropout = noise, check_part("dropout", dropout)
 
     def forward(self, code: Tensor) -> Tensor:
         """Codes (batch, m), disturbed."""
@@ -42,3 +40,14 @@ class CodeNoise(nn.Module):
     def extra_repr(self) -> str:
         """Its arguments."""
         return f"noise={self.noise:g}, dropout={self.dropout:g}"
+
+
+def check_part(name: str, value: float) -> float:
+    """A part of what there is, but not all.
+
+    >>> check_part("dropout", 0.5)
+    0.5
+    """
+    if not 0 <= value < 1:
+        raise InputError(f"{name} must be at least 0 and below 1; given {value}")
+    return value

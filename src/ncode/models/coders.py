@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..solve import InputError
 from ..solve.problem import check_count, choose
+from .code_noise import check_part
 
 
 class Architecture(NamedTuple):
@@ -90,9 +91,7 @@ class Encoder(nn.Module):
 
     def __init__(self, numbers: Architecture, dropout: float = 0.0):
         super().__init__()
-        if not 0 <= dropout < 1:
-            raise InputError(f"dropout must be at least 0 and below 1; given {dropout}")
-        self.numbers, self.dropout = numbers, nn.Dropout(dropout)
+        self.numbers, self.dropout = numbers, nn.Dropout(check_part("dropout", dropout))
         if numbers.kernel:
             self.layers, self.width = _down(numbers)
             channels_last(self)

@@ -6,12 +6,15 @@ training has begun.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import torch
 from torch import Tensor, nn
 
 from ..solve.problem import choose
 
-NORMS = ("l2", "row", "batch", "tanh", "none")
+Norm = Literal["l2", "row", "batch", "tanh", "none"]
+NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
 class ControlNorm(nn.Module):
