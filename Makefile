@@ -1,8 +1,10 @@
 # One command each, on a machine with Python 3.11+ and make: the first run creates .venv and installs into it.
 # Another interpreter: make test PYTHON=python3.12. Other options for pytest: make test PYTEST="-k order".
+# For the benchmark: make bench BENCH="--device cuda --only cifar-epoch".
 
 PYTHON ?= python3
 PYTEST ?= -n 2
+BENCH  ?=
 VENV   := .venv
 BIN    := $(VENV)/bin
 
@@ -36,7 +38,7 @@ format: $(VENV)/with-dev
 # In an environment of its own: what torchode needs and what the command line needs exclude one another.
 bench:
 	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/with-bench
-	.venv-bench/bin/python -m benchmarks
+	.venv-bench/bin/python -m benchmarks $(BENCH)
 
 clean:
 	rm -rf $(VENV) .venv-bench out dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

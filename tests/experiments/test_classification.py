@@ -309,3 +309,12 @@ def test_models_of_one_figure_have_colours_of_their_own():
 def test_settings_that_make_no_sense_get_a_sentence(changes, sentence):
     with pytest.raises(InputError, match=sentence):
         Classification(**changes)
+
+
+def test_a_batch_of_which_nothing_could_be_solved_has_no_loss_of_zero(drawn):
+    task = task_for(drawn, "anode")
+    batch = task.batch(0, torch.Generator())
+    assert task.loss(task.model, batch).value.isfinite()
+    with torch.no_grad():
+        task.model.block.dynamics.dynamics.weights.learned["3x3"].fill_(float("inf"))
+    assert not task.loss(task.model, batch).value.isfinite()

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..solve.problem import choose
+from ._block import conv_block, fused
 from ._convolution import FORMULATIONS, sample_conv2d
 from .activations import ACTIVATIONS
 from .base import Shape, Shapes, Theta, VectorField
@@ -34,9 +35,9 @@ class ConvBlock(VectorField):
         context: Channels of a control called "context" that the first layer sees beside x, as large as x: x(0) itself
             with `DataControl`.
         out: Channels of the result, where they are not those of x, for an acceleration in `SecondOrder`.
-        convolution: How kernels that are a sample's own are applied: "auto" takes what is fastest on the device;
-            "grouped" is torch's own conv2d, "unfolded" a product of matrices, "implicit" a kernel for NVIDIA GPUs. All
-            give the same up to rounding.
+        convolution: How kernels that are a sample's own are applied: "auto" takes what is fastest on the device, for
+            relu on NVIDIA GPUs kernels that compute the whole block; "grouped" is torch's own conv2d, "unfolded" a
+            product of matrices, "implicit" a kernel for NVIDIA GPUs. All give the same up to rounding.
 
     >>> import ncode
     >>> dict(ncode.dynamics.ConvBlock(13, filters=50, controlled=("3x3",)).control_shapes)
@@ -88,14 +89,21 @@ class ConvBlock(VectorField):
         """The three convolutions of x."""
         rho, weights = ACTIVATIONS[self.activation], self.weights(theta)
         y = torch.cat([x, theta["context"].expand(x.shape[0], -1, -1, -1)], 1) if self.context else x
+        if self.activation == "relu" and self.convolution == "auto":
+            whole = y, [weights[name] for name in KERNELS], [weights[f"{name} bias"] for name in KERNELS]
+            if fused(*whole, t if self.time else None):
+                return conv_block(*whole, t if self.time else None)
+        # How GPUs convolve with kernels that all samples share. What lies in between is many times as large as x.
+        last = y.is_cuda and weights["3x3"].dim() == 4 and self.filters % 8 == 0
+        y = y.contiguous(memory_format=torch.channels_last) if last else y
         for layer, name in enumerate(KERNELS):
             y, w, b = (rho(y) if layer else y), weights[name], weights[f"{name} bias"]
             if self.time:
-                w, last = w.split((w.shape[-3] - 1, 1), dim=-3)
-                y = passing(t, convolve(y, w, b, self.convolution), last, self.convolution)
+                w, ticks = w.split((w.shape[-3] - 1, 1), dim=-3)
+                y = passing(t, convolve(y, w, b, self.convolution), ticks, self.convolution)
             else:
                 y = convolve(y, w, b, self.convolution)
-        return y
+        return y.contiguous() if last else y
 
     def config(self) -> dict[str, Any]:
         """All arguments."""

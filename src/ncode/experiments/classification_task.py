@@ -63,7 +63,8 @@ class Classify(Task):
         images, labels = batch
         answer = model.answer(images, self.costs or None)
         entropy = cross_entropy(answer, labels, self.settings.label_smoothing)
-        value = (entropy + answer.cost.float()).sum() / answer.ok.sum().clamp(min=1)
+        # Where no sample could be solved this is nan, and training stops: a loss of 0 would hide it.
+        value = (entropy + answer.cost.float()).sum() / answer.ok.sum()
         report = {
             "accuracy": right(answer, labels).float().mean(),
             "nfe": answer.nfe.float().mean(),

@@ -153,7 +153,6 @@ class Classifier(ImageClassifier):
         if state is None or len(state) != 3 or state[0] is None:
             raise InputError(f"the block's state must be (channels, height, width); given {state}")
         self.block, self.shrink = block, check_count("shrink", shrink)
-        self.shared = not any(len(shape) == 4 for shape in block.dynamics.control_shapes.values())
         _, height, width = shrunk(self.shape, self.shrink)
         self.readout = nn.Linear(state[0] * height * width, self.classes)
 
@@ -161,8 +160,6 @@ class Classifier(ImageClassifier):
         """Logits, and how the block was solved."""
         x = self.scaled(images)
         x = F.avg_pool2d(x, self.shrink) if self.shrink > 1 else x
-        if self.shared and x.is_cuda:  # how GPUs convolve; kernels that are a sample's own have ways of their own
-            x = x.contiguous(memory_format=torch.channels_last)
         solution = self.block.solve(x, cost=cost, throw=False, **changes)
         return Answer(self.readout(reached(solution).flatten(1)), (solution,), solution.ok)
 

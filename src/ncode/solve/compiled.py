@@ -45,6 +45,7 @@ class Graph:
         back: Mapping[int, int],
         record: bool = True,
     ):
+        from torch._functorch.compile_utils import fx_graph_cse
         from torch.fx.experimental.proxy_tensor import make_fx
 
         self.missing: list[bool] = []
@@ -62,6 +63,8 @@ class Graph:
             table = DECOMPOSITIONS if tensors[0].device.type == "cpu" else None
             # The dynamics see what they see without compilation, so that their views are as valid.
             graph = make_fx(flat, decomposition_table=table)(*map(unsettled, tensors))
+            # What the stages of a step all compute of the control alone is computed once.
+            graph.graph = fx_graph_cse(graph.graph)
             _lift(graph, outside)
             rearrange(graph, len(tensors[0]))
             self.call: Any = torch._inductor.compile(graph, [*tensors, *outside])

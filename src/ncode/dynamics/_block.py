@@ -1,0 +1,216 @@
+"""The convolution block, 1x1, relu, 3x3, relu, 1x1, as a whole: a few kernels for NVIDIA GPUs, forward and backward.
+
+The same as the three convolutions one after the other, up to rounding, with a fraction of their way through memory. The
+kernels are in `_block_kernels.py`, which needs Triton; compilers see these operators:
+
+    ncode::conv_block_kernels    the 3x3 kernels, laid out for what follows. An operator of its own, as a solve asks for
+                                 the same ones again and again.
+    ncode::conv_block            y, and what backward needs of the layers in between
+    ncode::conv_block_back       the gradient of the last layer, and what goes on to the others
+    ncode::conv_block_front      the gradients of x and of the first layer
+    ncode::conv_block_taps       the gradient of the 3x3 kernels
+
+Weights are a sample's own, (batch, ...), with a stride of 0 where all samples share them; the 3x3 kernels are (1, ...)
+then, so that their gradients are added up where they are made. Only first derivatives in reverse mode come from the
+kernels: a backward that is itself recorded, or mapped, goes through the three convolutions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..solve.problem import dual, transforming
+from . import _implicit
+from ._convolution import sample_conv2d
+
+MOST_CHANNELS, MOST_FILTERS = 32, 64  # of x and y, and in between: a program holds them all
+
+_library = torch.library.Library("ncode", "FRAGMENT")
+_library.define("conv_block_kernels(Tensor w2, ScalarType dtype) -> Tensor")
+_library.define(
+    "conv_block(Tensor x, Tensor w1, Tensor b1, Tensor kernels, Tensor b2, Tensor w3, Tensor b3, Tensor? rim,"
+    " bool keep) -> (Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "conv_block_back(Tensor grad, Tensor w3, Tensor h2, int height, int width, bool time)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+_library.define(
+    "conv_block_front(Tensor slope, Tensor laid, Tensor kernels, Tensor w1, Tensor x) -> (Tensor, Tensor, Tensor)"
+)
+_library.define("conv_block_taps(Tensor slope, Tensor laid, int filters, bool shared) -> Tensor")
+
+
+def fused(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], t: Tensor | None = None) -> bool:
+    """Whether the block with relu goes this way, for x as the first layer sees it, and t where each layer sees it."""
+    if not _implicit.available(x) or torch.compiler.is_exporting() or transforming():
+        return False
+    tensors = (x, *kernels, *biases, *(() if t is None else (t,)))
+    if any(tensor.dtype != torch.float32 for tensor in tensors[:7]) or 0 in x.shape or any(map(dual, tensors)):
+        return False
+    f, o = kernels[0].shape[-4], kernels[2].shape[-4]
+    return _storage(x) is not None and max(x.shape[1], o) <= MOST_CHANNELS and f <= MOST_FILTERS
+
+
+def conv_block(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], t: Tensor | None = None) -> Tensor:
+    """y (batch, o, H, W), in single precision, for x (batch, c, H, W).
+
+    Kernels are (batch, o, i, k, k) or shared, (o, i, k, k), and biases (batch, o) or (o,). With t (batch,) every kernel
+    has one input more, which is t everywhere.
+    """
+    batch, dtype = len(x), _storage(x)
+    assert dtype is not None
+    w1, w2, w3 = (w if w.dim() == 5 else w[None] for w in kernels)
+    b1, b2, b3 = (b.expand(batch, -1) for b in biases)
+    rim = None
+    if t is not None:
+        t = t.to(x.dtype)[:, None]
+        (w1, last1), (w2, last2), (w3, last3) = (w.split((w.shape[2] - 1, 1), 2) for w in (w1, w2, w3))
+        b1, b3 = b1 + t * last1.flatten(1), b3 + t * last3.flatten(1)
+        rim = t[..., None] * last2.flatten(2)
+    w1, w3 = (w.flatten(2).contiguous().expand(batch, -1, -1) for w in (w1, w3))
+    inputs = (x, w1, b1, w2, b2, w3, b3, rim)
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
+        return _Block.apply(*inputs, dtype)  # pyright: ignore[reportReturnType]
+    return _forward(inputs, torch.ops.ncode.conv_block_kernels(w2, dtype), keep=False)[0]
+
+
+def _storage(x: Tensor) -> torch.dtype | None:
+    """What the layers in between are stored in: what autocast says."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return torch.float32
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
+
+
+def _forward(inputs: Sequence[Any], kernels: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    x, w1, b1, _, b2, w3, b3, rim = inputs
+    return torch.ops.ncode.conv_block(x, w1, b1, kernels, b2, w3, b3, rim, keep)
+
+
+class _Block(torch.autograd.Function):
+    """The block and its gradients, each by the kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> Tensor:
+        *inputs, ctx.dtype = given
+        kernels = torch.ops.ncode.conv_block_kernels(inputs[3], ctx.dtype)
+        y, laid, h2 = _forward(inputs, kernels, keep=True)
+        ctx.save_for_backward(*inputs, kernels, laid, h2)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        *inputs, kernels, laid, h2 = ctx.saved_tensors
+        needs = ctx.needs_input_grad[:-1]
+        if torch.is_grad_enabled() or transforming():
+            return *_recorded(inputs, needs, grads[0], ctx.dtype), None
+        x, w1, _, w2, _, w3, _, rim = inputs
+        operators, (height, width) = torch.ops.ncode, x.shape[2:]
+        found: list[Tensor | None] = [None] * len(inputs)
+        slope, *of_last = operators.conv_block_back(grads[0], w3, h2, height, width, rim is not None)
+        found[5], found[6], found[4] = of_last[:3]
+        found[7] = None if rim is None else of_last[3]
+        if any(needs[:3]):
+            found[:3] = operators.conv_block_front(slope, laid, kernels, w1, x)
+        if needs[3]:
+            found[3] = operators.conv_block_taps(slope, laid, w2.shape[1], len(w2) == 1)
+        return *(grad if need else None for grad, need in zip(found, needs, strict=True)), None
+
+
+def _recorded(inputs: Sequence[Any], needs: Sequence[bool], grad: Tensor, dtype: torch.dtype) -> list[Tensor | None]:
+    """The gradients once more, by operations that can be differentiated again."""
+    again = torch.is_grad_enabled()
+    with torch.enable_grad(), torch.autocast(grad.device.type, dtype, enabled=dtype != torch.float32):
+        # Aliases: what leads to the inputs must not be walked through here.
+        own: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
+        y = compose(*own).float()
+    wanted = [tensor for tensor, need in zip(own, needs, strict=True) if tensor is not None and need]
+    got = iter(torch.autograd.grad(y, wanted, grad, create_graph=again, allow_unused=True))
+    return [next(got) if need else None for need in needs]
+
+
+def compose(
+    x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, w3: Tensor, b3: Tensor, rim: Tensor | None
+) -> Tensor:
+    """The block by convolutions."""
+    w2 = w2.expand(len(x), -1, -1, -1, -1)
+    y = torch.relu(sample_conv2d(x, w1[..., None, None]) + b1[:, :, None, None])
+    y = sample_conv2d(y, w2) + b2[:, :, None, None]
+    if rim is not None:
+        y = y + sample_conv2d(torch.ones_like(x[:, :1]), rim.unflatten(2, (1, 3, 3)))
+    return sample_conv2d(torch.relu(y), w3[..., None, None]) + b3[:, :, None, None]
+
+
+def _kernels_shape(w2: Tensor, dtype: torch.dtype) -> Tensor:
+    channels = _width(w2.shape[1])
+    return w2.new_empty(w2.shape[0], 9, channels, channels, dtype=dtype)
+
+
+def _block_shape(
+    x: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    kernels: Tensor,
+    b2: Tensor,
+    w3: Tensor,
+    b3: Tensor,
+    rim: Tensor | None,
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    (batch, _, height, width), channels = x.shape, kernels.shape[-1]
+    laid = kernels.new_empty(batch, height + 2, width + 2, channels)
+    h2 = kernels.new_empty(batch if keep else 0, height * width, channels)
+    return x.new_empty(batch, w3.shape[1], height, width), laid, h2
+
+
+def _back_shape(grad: Tensor, w3: Tensor, h2: Tensor, height: int, width: int, time: bool) -> tuple[Tensor, ...]:
+    (batch, o, f), channels = w3.shape, h2.shape[-1]
+    slope = h2.new_empty(batch, height + 2, width + 2, channels)
+    shapes = ((batch, o, f), (batch, o), (batch, f), (batch if time else 0, f, 9))
+    return slope, *(grad.new_empty(shape, dtype=torch.float32) for shape in shapes)
+
+
+def _front_shape(slope: Tensor, laid: Tensor, kernels: Tensor, w1: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(shape) for shape in (x.shape, w1.shape, w1.shape[:2]))
+
+
+def _taps_shape(slope: Tensor, laid: Tensor, filters: int, shared: bool) -> Tensor:
+    return laid.new_empty(1 if shared else laid.shape[0], filters, filters, 3, 3, dtype=torch.float32)
+
+
+def _width(size: int) -> int:
+    from ._block_kernels import width
+
+    return width(size)
+
+
+def run_kernels(name: str, *arguments: Any) -> Any:
+    """One operator, by Triton."""
+    from . import _block_kernels
+
+    return getattr(_block_kernels, name)(*arguments)
+
+
+OPERATORS = {
+    "conv_block_kernels": ("arrange", _kernels_shape),
+    "conv_block": ("forward", _block_shape),
+    "conv_block_back": ("back", _back_shape),
+    "conv_block_front": ("front", _front_shape),
+    "conv_block_taps": ("taps", _taps_shape),
+}
+
+
+def implement(library: torch.library.Library, device: str) -> None:
+    """Let the operators run by the kernels on a kind of device."""
+    for operator, (name, _) in OPERATORS.items():
+        library.impl(operator, lambda *arguments, name=name: run_kernels(name, *arguments), device)
+
+
+implement(_library, "CUDA")
+for _operator, (_, _shape) in OPERATORS.items():
+    torch.library.register_fake(f"ncode::{_operator}", _shape, lib=_library)
