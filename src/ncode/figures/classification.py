@@ -59,7 +59,8 @@ def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
     losses.set(xlabel="training steps", ylabel="loss (dashed: training images)")
     if _spans_decades(curves):
         losses.set_yscale("log")
-    nfe.set(xlabel="held-out loss", ylabel="evaluations of the field", ylim=(0, 1.15 * nfe.get_ylim()[1]))
+    low, high = nfe.get_ylim()
+    nfe.set(xlabel="held-out loss", ylabel="evaluations of the field", ylim=(max(0, low - 2), high + 2))
     figure.legend(loc="outside upper center", ncols=min(6, len(curves)), frameon=False)
     return figure
 
