@@ -196,3 +196,21 @@ def test_mixed_precision_rounds_products_and_not_data(precision, data, product, 
     desk_at(tmp_path, precision=precision).fit(Changed(loss, steps=1, noisy=False))
     torch.set_default_dtype(torch.float32)
     assert seen == [(getattr(torch, data), getattr(torch, product))]
+
+
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+def test_a_gradient_that_is_too_long_is_shortened_and_another_is_left(tmp_path, size):
+    class Clipped(Changed):
+        clip = 0.5
+
+        def optimiser(self, parameters):
+            return torch.optim.SGD(parameters, lr=1.0)
+
+        def schedule(self, optimiser):
+            return None
+
+    task = Clipped(lambda model, batch, step: Loss(size * model(batch["x"]).mean(), {}), noisy=False, steps=1)
+    before = [each.detach().clone() for each in task.model.parameters()]
+    model = desk_at(tmp_path).fit(task)
+    moved = torch.cat([(a - b).detach().flatten() for a, b in zip(before, model.parameters(), strict=True)]).norm()
+    assert moved == pytest.approx(0.5, rel=1e-4) if size > 1 else 0 < moved < 0.1

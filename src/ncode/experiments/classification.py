@@ -144,12 +144,14 @@ class Classification(Experiment):
     """dopri5: whether each sample chooses its steps, or one is taken for all."""
     compile: bool = False
     """Compile the solver's step and its backward."""
-    batch: int = 256
-    """Images a training step."""
+    batch: int = 0
+    """Images a training step. 0: the regime's own, 256 or 128."""
     epochs: int = 0
     """Passes over the training images. 0: the regime's own."""
     lr: float = 0.0
-    """Learning rate, at its highest. 0: the regime's own, 1e-3 or 2e-3."""
+    """Learning rate, at its highest. 0: the regime's own, 1e-3 or 4e-3."""
+    clip: float = 0.0
+    """Shorten gradients that are longer than this. 0: none. The paper's own gamma, which is linear, may need it."""
     keep: Literal["auto", "best", "last"] = "auto"
     """Weights to keep: of the epoch with the highest held-out accuracy, or of the last. auto: best in the paper regime,
     last in the modern one, whose learning rate ends at 0."""
@@ -171,11 +173,11 @@ class Classification(Experiment):
         choose("gamma", self.gamma, GAMMAS)
         choose("step", self.step, ("sample", "batch"))
         choose("keep", self.keep, ("auto", "best", "last"))
-        check_positive(batch=self.batch, held_out=self.held_out, width=self.width, shrink=self.shrink, scale=self.scale)
+        check_positive(held_out=self.held_out, width=self.width, shrink=self.shrink, scale=self.scale)
         for name in ("dropout", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise InputError(f"{name} must be at least 0 and below 1; given {getattr(self, name)!r}")
-        for name in ("control_cost", "kinetic_cost", "filters", "epochs", "lr", "images"):
+        for name in ("control_cost", "kinetic_cost", "filters", "epochs", "batch", "lr", "clip", "images"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
         self.design()
@@ -183,7 +185,8 @@ class Classification(Experiment):
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Each model with each seed."""
         end = " (generated)" if self._generated() else ""
-        about = {"epochs": self.planned_epochs, "lr": self.planned_lr, "weight decay": self.planned_decay}
+        about = {"epochs": self.planned_epochs, "batch": self.planned_batch, "lr": self.planned_lr}
+        about |= {"weight decay": self.planned_decay}
         labels = {model: label_of(self, model) + end for model in self.models}
         return [Trial(model, label, seed, about) for model, label in labels.items() for seed in seeds]
 
@@ -199,10 +202,10 @@ class Classification(Experiment):
             if desk.options.save and desk.fabric.is_global_zero:
                 model.save_pretrained(desk.folder / "pretrained")
             seen = sets.test.to(desk.device)
-            test = measure(model, seen.images, seen.labels, self.batch)
+            test = measure(model, seen.images, seen.labels, self.planned_batch)
             if not is_network(trial.model):
                 changes = self.adaptive(trial.model)
-                again = measure(model, seen.images, seen.labels, self.batch, **changes) if changes else test
+                again = measure(model, seen.images, seen.labels, self.planned_batch, **changes) if changes else test
                 test |= {f"{name} by dopri5": again[name] for name in ("accuracy", "nfe", "failed")}
         seconds = {} if task.clock.mean is None else {"seconds an epoch": task.clock.mean * task.per_epoch}
         return {**desk.final, **test, **seconds, "held-out accuracy": desk.final["accuracy"]}
@@ -230,6 +233,11 @@ class Classification(Experiment):
     def planned_epochs(self) -> int:
         """Epochs, as told or the regime's."""
         return self.epochs or REGIMES[self.regime].epochs[self.dataset]
+
+    @property
+    def planned_batch(self) -> int:
+        """Images a training step, as told or the regime's."""
+        return self.batch or REGIMES[self.regime].batch
 
     @property
     def planned_lr(self) -> float:

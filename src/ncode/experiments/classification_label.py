@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SIZE = ("gamma", "hidden")  # of gamma
 GAMMA = (*SIZE, "dropout", "scale", "control_cost")
-ALL = ("kinetic_cost", "weight_decay", "label_smoothing")
+ALL = ("kinetic_cost", "weight_decay", "label_smoothing", "clip")
 
 
 def label_of(settings: Classification, model: str) -> str:
@@ -44,7 +44,7 @@ def matters(model: str) -> tuple[str, ...]:
     anode-wide has no gamma, but is as large as ncode is with it. Networks of blocks have a gamma of their own.
 
     >>> matters("anode")
-    ('kinetic_cost', 'weight_decay', 'label_smoothing', 'filters', 'zeros')
+    ('kinetic_cost', 'weight_decay', 'label_smoothing', 'clip', 'filters', 'zeros')
     """
     if is_network(model):
         return ("control_cost", *ALL, "width")

@@ -14,6 +14,7 @@ class Regime(NamedTuple):
     """What "paper" and "modern" stand for. Each number can be told otherwise."""
 
     epochs: Mapping[str, int]
+    batch: int
     lr: float
     weight_decay: float
     keep: Literal["best", "last"]
@@ -22,6 +23,6 @@ class Regime(NamedTuple):
 
 REGIMES: Mapping[str, Regime] = {
     # At a constant learning rate models learn the training images by heart: the last epoch is not the best one.
-    "paper": Regime({"mnist": 20, "fashion-mnist": 20, "cifar10": 50}, 1e-3, 0.0, "best", False),
-    "modern": Regime({"mnist": 24, "fashion-mnist": 24, "cifar10": 30}, 2e-3, 1e-2, "last", True),
+    "paper": Regime({"mnist": 20, "fashion-mnist": 20, "cifar10": 50}, 256, 1e-3, 0.0, "best", False),
+    "modern": Regime({"mnist": 24, "fashion-mnist": 24, "cifar10": 30}, 128, 4e-3, 1e-2, "last", True),
 }

@@ -36,7 +36,7 @@ class Classify(Task):
         # Held out by a seed of their own: every model and every seed is judged by the same images.
         self.train, self.held_out = hold_out(train, min(settings.held_out, len(train) // 4), seed=0)
         self.settings, self.trial = settings, trial
-        self.batch_size = min(settings.batch, len(self.train))
+        self.batch_size, self.clip = min(settings.planned_batch, len(self.train)), settings.clip
         self.per_epoch = batches_per_epoch(self.batch_size, len(self.train))
         self.steps = settings.planned_epochs * self.per_epoch
         self.evaluate_every = self.per_epoch

@@ -63,7 +63,7 @@ class Engine:
         self._schedule = task.schedule(self._optimiser)
         self._objective, self._stepper = fabric.setup(Objective(task).to(fabric.device), self._optimiser)
         self._mixed = str(fabric.strategy.precision.precision).endswith("mixed")
-        self._graph = graph
+        self._graph, self._clip = graph, task.clip
         self._graphed = GraphedStep(self._optimiser, fabric.device) if graph else None
 
     def step(self, batch: Any, seen: Callable[[Loss], None]) -> None:
@@ -84,6 +84,9 @@ class Engine:
             seen(loss)
         self._stepper.zero_grad()
         self._fabric.backward(loss.value)
+        if self._clip:
+            # To look whether it is finite would be to wait for the GPU.
+            self._fabric.clip_gradients(self._objective, self._stepper, max_norm=self._clip, error_if_nonfinite=False)
         self._stepper.step()
         # Whoever keeps it need not keep the graph of what led to it.
         return Loss(loss.value.detach(), loss.report)

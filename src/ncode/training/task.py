@@ -38,6 +38,7 @@ class Task(ABC):
         evaluate_every: Steps between two evaluations; 0: only at the end.
         keep_best: A metric of `evaluate`, as "accuracy", or "-error" where less is better: after the last step the
             model goes back to the weights of the evaluation that was best by it. Empty: the last weights stay.
+        clip: A gradient that is longer is shortened to this length. 0: none is.
     """
 
     model: nn.Module
@@ -45,6 +46,7 @@ class Task(ABC):
     draws: ClassVar[Literal["cpu", "device"]] = "cpu"
     evaluate_every: int = 0
     keep_best: str = ""
+    clip: float = 0.0
 
     @abstractmethod
     def batch(self, step: int, generator: torch.Generator) -> Any:
