@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from ncode import InputError
 from ncode.block import from_pretrained
 from ncode.data import Points
-from ncode.experiments.annuli import MODELS, Annuli, Separate, _circle, _flows, build, build_within, draw_points, score
+from ncode.experiments.annuli import Annuli, Separate, build_within, draw_points, score
+from ncode.experiments.annuli_models import MODELS, build
+from ncode.experiments.annuli_views import circle, flows
 from ncode.experiments.base import Finished
 from ncode.training import Desk, Result, RunOptions, Trial
 from ncode.training.device import start
@@ -113,7 +115,7 @@ def test_a_node_with_a_point_of_the_disc_on_the_right_side_has_part_of_the_circl
         point = r * torch.tensor([[math.cos(angle), math.sin(angle)]])
         model.read_out.bias.sub_(model(point) + 1e-3)
     assert float(model(point).detach()) < 0
-    assert _circle(model, 2000) > 0
+    assert circle(model, 2000) > 0
 
 
 def test_open_loop_control_gets_every_held_out_point_right_where_a_node_does_not():
@@ -137,7 +139,7 @@ def test_accuracy_counts_both_classes():
     assert score(model, points)["loss"] == pytest.approx(
         (3 * math.log1p(math.exp(-1)) + math.log1p(math.exp(1))) / 4, rel=1e-5
     )
-    assert _circle(model) == 0.0
+    assert circle(model) == 0.0
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -145,7 +147,7 @@ def test_the_fields_drawn_are_those_that_move_the_points(model):
     torch.manual_seed(0)
     classifier = build(model, width=8)
     points = draw_points(SMOKE, 0, "test")
-    kept = _flows(classifier, points, size=401)
+    kept = flows(classifier, points, size=401)
     for kind in (0, 1):
         for number, time in enumerate(kept["ts"].tolist()):
             at = int((kept["times"] - time).abs().argmin())
@@ -160,7 +162,7 @@ def test_the_fields_drawn_are_those_that_move_the_points(model):
 def test_both_points_meet_one_field_in_a_node_and_two_under_open_loop_control():
     points = draw_points(SMOKE, 0, "test")
     torch.manual_seed(0)
-    node, loop = (_flows(build(model, width=8), points)["fields"] for model in ("node", "open-loop"))
+    node, loop = (flows(build(model, width=8), points)["fields"] for model in ("node", "open-loop"))
     torch.testing.assert_close(node[0], node[1])
     assert (loop[0] - loop[1]).abs().max() > 1e-3
 

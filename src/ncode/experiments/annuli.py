@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,23 +12,14 @@ from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from ..block import NCODE, save_pretrained
-from ..control import ClosedLoop, Feedback, OpenLoop
+from ..block import save_pretrained
 from ..data import Points, annuli, stream
-from ..dynamics import MLP, Augmented
 from ..solve import InputError, Solution
 from ..training import Column, Desk, Loss, Task, Trial
+from .annuli_models import MODELS, Classifier, Model, build, like
+from .annuli_views import boundary, circle, flows, paths
 from .base import Experiment, Finished, Picture
 from .checks import check_choices, check_positive
-
-Model = Literal["node", "anode", "open-loop", "closed-loop"]
-MODELS: tuple[Model, ...] = get_args(Model)
-
-REACH = 1.9  # of the square in which boundaries are drawn
-SHOWN = 300  # held-out points in a panel
-FOLLOWED = 40  # points of each class whose way is drawn
-CIRCLE = 1.25  # radius, in the middle of the outer annulus
-TIMES = 5  # of figure A.1
 
 
 @dataclass(frozen=True)
@@ -110,11 +100,11 @@ class Annuli(Experiment):
         assert isinstance(model, Classifier)
         if desk.options.save and desk.fabric.is_global_zero:
             save_pretrained(nn.Sequential(model.block, model.read_out), desk.folder / "pretrained")
-        points = _like(draw_points(self, trial.seed, "test"), model)
-        desk.keep("boundary", **_boundary(model, points))
-        desk.keep("paths", **_paths(model, points))
-        desk.keep("flows", **_flows(model, points))
-        return {**score(model, points), "circle": _circle(model)}
+        points = like(draw_points(self, trial.seed, "test"), model)
+        desk.keep("boundary", **boundary(model, points))
+        desk.keep("paths", **paths(model, points))
+        desk.keep("flows", **flows(model, points))
+        return {**score(model, points), "circle": circle(model)}
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """Boundaries, training curves, trajectories and fields; all but the curves of the first seed."""
@@ -129,23 +119,23 @@ class Annuli(Experiment):
             curves.setdefault(done.trial.model, []).append(done.result.curves)
         if not first:
             return []
-        boundaries, paths, flows = {}, {}, {}
+        edges, ways, fields = {}, {}, {}
         for model, done in first.items():
-            boundaries[model] = Boundary(**done.load("boundary"), accuracy=done.result.metrics["accuracy"])
-            paths[model] = Paths(**done.load("paths"), zeros=self.zeros if model == "anode" else 0)
-            flows[model] = Flows(**done.load("flows"))
+            edges[model] = Boundary(**done.load("boundary"), accuracy=done.result.metrics["accuracy"])
+            ways[model] = Paths(**done.load("paths"), zeros=self.zeros if model == "anode" else 0)
+            fields[model] = Flows(**done.load("flows"))
         shown = [
             Quantity("evaluation", "loss", "held-out loss", log=True),
             Quantity("evaluation", "accuracy", "held-out accuracy, %", scale=100),
         ]
         # The field of a closed loop changes on the way; those of the others stand still.
-        moving = next(model for model in ("closed-loop", *flows) if model in flows)
+        moving = next(model for model in ("closed-loop", *fields) if model in fields)
         return [
-            Picture("boundaries", draw_boundaries(boundaries), _BOUNDARIES),
+            Picture("boundaries", draw_boundaries(edges), _BOUNDARIES),
             Picture("training", draw_curves(curves, shown, titles=TITLES), _TRAINING),
-            Picture("trajectories", draw_paths(paths), _TRAJECTORIES),
-            Picture("fields", draw_fields(flows), _FIELDS),
-            Picture("flows", draw_flows(flows[moving], moving), _FLOWS),
+            Picture("trajectories", draw_paths(ways), _TRAJECTORIES),
+            Picture("fields", draw_fields(fields), _FIELDS),
+            Picture("flows", draw_flows(fields[moving], moving), _FLOWS),
         ]
 
 
@@ -171,60 +161,6 @@ _FLOWS = (
     "The field of an inner point (top) and of an outer one (bottom) as time goes on: under closed-loop control it"
     " changes on the way. White dot: start; coloured dot: where the point is."
 )
-
-
-class Classifier(nn.Module):
-    """A block and a linear read-out: positive for the outer class.
-
-    >>> Classifier(NCODE(MLP(2)), 2)(torch.zeros(5, 2)).shape
-    torch.Size([5])
-    """
-
-    def __init__(self, block: NCODE, dim: int):
-        super().__init__()
-        self.block, self.read_out = block, nn.Linear(dim, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The logit of the outer class, (batch,)."""
-        return self.read(self.block(x))
-
-    def read(self, x: Tensor) -> Tensor:
-        """The logit of a final state."""
-        return self.read_out(x)[:, 0]
-
-
-def build(model: str, width: int, hidden: int = 6, zeros: int = 1, tolerance: float = 1e-3) -> Classifier:
-    """A classifier with the controller of that name.
-
-    Args:
-        model: Its name.
-        width: Units in each of the two hidden layers of NODE and ANODE; in the hidden layer of gamma and g otherwise.
-        hidden: Units of the field that N-CODE controls.
-        zeros: Dimensions that ANODE adds.
-        tolerance: Of dopri5.
-
-    >>> build("open-loop", width=16)(torch.zeros(5, 2)).shape
-    torch.Size([5])
-    """
-
-    def trunk() -> nn.Module:
-        return nn.Sequential(nn.Linear(2, width), nn.Tanh())
-
-    def gamma() -> OpenLoop:
-        return OpenLoop(trunk(), scale=0.5)
-
-    match model:
-        case "node":
-            parts = (MLP(2, hidden=(width, width)), None)
-        case "anode":
-            parts = (Augmented(MLP(2 + zeros, hidden=(width, width)), zeros=zeros), None)
-        case "open-loop":
-            parts = (MLP(2, hidden=hidden), gamma())
-        case "closed-loop":
-            parts = (MLP(2, hidden=hidden), ClosedLoop(Feedback(trunk(), scale=0.5), initial=gamma()))
-        case _:
-            raise InputError(f"there is no model {model!r}; choose one of: {', '.join(MODELS)}")
-    return Classifier(NCODE(*parts, rtol=tolerance, atol=tolerance), 2 + zeros if model == "anode" else 2)
 
 
 def build_within(settings: Annuli, model: str, seed: int) -> Classifier:
@@ -270,7 +206,7 @@ def draw_points(settings: Annuli, seed: int, purpose: Literal["train", "validati
 @torch.no_grad()
 def score(model: Classifier, points: Points) -> dict[str, float]:
     """Accuracy, loss and evaluations a solve on points."""
-    points = _like(points, model)
+    points = like(points, model)
     sol = model.block.solve(points.x)
     logits = model.read(sol.x)
     return {
@@ -326,12 +262,6 @@ class Separate(Task):
         self.validation = self.validation.to(device)
 
 
-def _like(points: Points, model: Classifier) -> Points:
-    """On the device and in the precision of the model."""
-    weight = model.read_out.weight
-    return Points(points.x.to(weight), points.y.to(weight.device))
-
-
 def _right(logits: Tensor, y: Tensor) -> Tensor:
     return ((logits.detach() > 0) == (y == 1)).float().mean()
 
@@ -339,68 +269,3 @@ def _right(logits: Tensor, y: Tensor) -> Tensor:
 def _norm(sol: Solution) -> Tensor:
     """The norm of a sample's control, in the mean."""
     return torch.cat([part.detach().flatten(1) for part in sol.theta.values()], 1).norm(dim=1).mean()
-
-
-@torch.no_grad()
-def _circle(model: Classifier, points: int = 10_000) -> float:
-    """The part of a circle within the outer annulus that is on the wrong side.
-
-    A NODE maps the circle to a closed curve around the image of the disc. A half-plane that holds a point of the disc
-    reaches beyond that curve, and so holds a part of it.
-    """
-    angle = torch.arange(points) * (2 * math.pi / points)
-    logits = model(CIRCLE * torch.stack([angle.cos(), angle.sin()], 1).to(model.read_out.weight))
-    return float((logits <= 0).float().mean())
-
-
-@torch.no_grad()
-def _boundary(model: Classifier, points: Points, size: int = 151) -> dict[str, Tensor]:
-    axis = torch.linspace(-REACH, REACH, size).to(points.x)
-    probability = model(_grid(axis)).sigmoid().reshape(size, size)
-    return {"axis": axis, "probability": probability, "x": points.x[:SHOWN], "y": points.y[:SHOWN]}
-
-
-@torch.no_grad()
-def _paths(model: Classifier, points: Points, times: int = 41) -> dict[str, Tensor]:
-    chosen = torch.cat([(points.y == kind).nonzero()[:FOLLOWED, 0] for kind in (0, 1)])
-    ts = torch.linspace(0, 1, times).to(points.x)
-    xs = model.block.trajectory(points.x[chosen], ts)
-    weight, bias = model.read_out.weight[0], model.read_out.bias
-    line = torch.cat([weight, bias]) if len(weight) == 2 else weight[:0]
-    return {"xs": xs[..., :2], "y": points.y[chosen], "line": line}
-
-
-@torch.no_grad()
-def _flows(model: Classifier, points: Points, size: int = 15, times: int = 61) -> dict[str, Tensor]:
-    """The fields that the first held-out point of each class meets."""
-    two = torch.stack([points.x[points.y == kind][0] for kind in (0, 1)])
-    ts = torch.linspace(0, 1, times).to(two)
-    sol = model.block.solve(two, save_at=ts)
-    xs, thetas = sol.xs, sol.thetas
-    assert xs is not None
-    axis = torch.linspace(-1, 1, size).to(two) * max(REACH, 1.15 * float(xs[..., :2].abs().max()))
-    places = torch.linspace(0, times - 1, TIMES).round().long().tolist()
-    fields = [
-        torch.stack([_field(model.block, ts[at], xs[kind, at], _one(thetas, kind, at), axis) for at in places])
-        for kind in (0, 1)
-    ]
-    return {"ts": ts[places], "axis": axis, "fields": torch.stack(fields), "times": ts, "xs": xs[..., :2]}
-
-
-def _one(thetas: dict[str, Tensor], sample: int, time: int) -> dict[str, Tensor]:
-    return {name: value[sample, time] for name, value in thetas.items()}
-
-
-def _field(block: NCODE, t: Tensor, x: Tensor, theta: dict[str, Tensor], axis: Tensor) -> Tensor:
-    """The part of the field in the plane, (G, G, 2), where the other dimensions are as x has them."""
-    places = _grid(axis)
-    rest = x[2:].expand(len(places), -1)
-    control = {name: value.expand(len(places), *value.shape) for name, value in theta.items()}
-    slope = block.dynamics(t.expand(len(places)), torch.cat([places, rest], 1), control)
-    return slope[:, :2].reshape(len(axis), len(axis), 2)
-
-
-def _grid(axis: Tensor) -> Tensor:
-    """All places of a square, a row a height: (G * G, 2)."""
-    height, place = torch.meshgrid(axis, axis, indexing="ij")
-    return torch.stack([place, height], -1).reshape(-1, 2)
