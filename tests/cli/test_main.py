@@ -61,3 +61,13 @@ def test_the_command_line_starts_the_same_program():
     run = subprocess.run([sys.executable, "-m", "ncode.cli", "list"], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("reflection")
+
+
+def test_a_reader_who_goes_away_ends_the_command_without_a_word():
+    words = [sys.executable, "-m", "ncode.cli", "list"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:
+        assert command.stdout is not None
+        assert command.stderr is not None
+        command.stdout.close()
+        assert command.stderr.read() == ""
+    assert command.returncode == 141

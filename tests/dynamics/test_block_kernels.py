@@ -179,7 +179,7 @@ CASES = [
     (3, 3, 3, 6, 5, 5, False, NAMES),
     (2, 3, 5, 16, 8, 8, True, NAMES),
     (2, 16, 17, 7, 13, 12, False, ("3x3",)),
-    (1, 2, 2, 70, 3, 4, True, ()),
+    (1, 2, 2, 60, 3, 4, True, ()),
 ]
 
 
@@ -420,7 +420,7 @@ def test_a_gpu_computes_the_block_and_its_gradients(case, way, monkeypatch):
     if case in BIG or way != "float32":
         given = decided(given)
     half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(way)
-    assert whole_is_taken(given)
+    assert whole_is_taken(given) == (way != "float32" or given[3]["3x3"].dim() == 4)
     compare(given, {"float32": 5e-6, "tf32": 3e-3, "bfloat16": 2e-2, "float16": 3e-3}[way], half)
 
 

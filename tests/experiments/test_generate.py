@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import ncode
 from ncode.data import ImageSets, draw_digits
 from ncode.experiments.autoencode import Autoencode
-from ncode.experiments.cluster import Cluster
+from ncode.experiments.cluster import Cluster, principal
 from ncode.experiments.generate import Generate
 from ncode.experiments.interpolate import Interpolate
 from ncode.experiments.neighbours import neighbours_of
@@ -182,12 +183,32 @@ def test_the_papers_numbers_stand_beside_mixtures_of_test_codes():
 def test_clusters_of_codes_and_of_pixels_are_compared_with_labels(options, source):
     folder = run(Cluster(**{**Cluster.presets["smoke"], "source": str(source)}), "smoke", options)
     found = results(folder)
-    assert set(found["pixels"]["metrics"]) == {
-        f"{way} {what}" for way in ("k-means", "spectral") for what in ("accuracy", "nmi")
-    }
+    assert set(found["pixels"]["metrics"]) == {column.metric for column in Cluster.columns}
     assert set(found["auton-code"]["metrics"]) == {column.metric for column in Cluster.columns}
     assert all(0 <= value <= 1 for result in found.values() for value in result["metrics"].values())
-    assert (folder / "figures" / "maps.png").is_file()
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == {"maps", "wide-maps"}
+
+
+def test_whitened_codes_are_the_same_whatever_linear_map_a_model_put_behind_its_code():
+    codes = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    skewed = codes @ torch.tensor([[5.0, 1.0, 0.0], [0.0, 0.1, 2.0], [1.0, 0.0, 1.0]], dtype=torch.float64) + 7
+    found, others = principal(codes, 3), principal(skewed, 3)
+    torch.testing.assert_close(torch.cdist(found, found), torch.cdist(others, others))
+
+
+def test_principal_components_are_the_widest_directions_and_none_in_which_codes_do_not_differ():
+    codes = torch.randn(60, 3, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 9.0, 0.1])
+    flat = torch.cat([codes, codes[:, :1], torch.full((60, 1), 3.0)], 1)
+    assert principal(flat, 5).shape == (60, 3)
+    widest = principal(codes, 1, whiten=False)[:, 0]
+    assert torch.stack([widest, codes[:, 1]]).corrcoef()[0, 1].abs() > 0.99
+
+
+def test_training_images_beside_the_test_images_are_not_counted(options, source):
+    settings = {**Cluster.presets["smoke"], "source": str(source), "pixels": False, "beside": 100}
+    folder = run(Cluster(**settings), "smoke", options)
+    (kept,) = folder.glob("trials/*/kept/wide-map.safetensors")
+    assert {len(each) for each in load_file(kept).values()} == {60}
 
 
 def test_images_without_classes_are_not_clustered(monkeypatch):
@@ -202,6 +223,8 @@ def test_images_without_classes_are_not_clustered(monkeypatch):
     [
         ({"clusters": 1}, "clusters must be at least 2"),
         ({"clusters": 60}, "60 clusters and a perplexity of 8 need at least 61 test images; there are 60"),
+        ({"ridge": -1.0}, "ridge must be at least 0; given -1"),
+        ({"exaggeration": 0.0}, "exaggeration must be above 0"),
         ({"perplexity": 20.0}, "a perplexity of 20 need at least 61 test images; there are 60"),
     ],
 )

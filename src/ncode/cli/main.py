@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -53,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] not in WORDS:
         return complain(unknown(words[0]))
     try:
-        return WORDS[words[0]].answer()(words[1:])
+        status = WORDS[words[0]].answer()(words[1:])
+        sys.stdout.flush()
+        return status
     except InputError as error:
         return complain(str(error))
     except RuntimeError as error:
@@ -69,6 +72,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complain(f"`ncode {words[0]}` needs the package {error.name}: pip install 'torch-ncode[experiments]'")
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read along has seen enough, as `head` does. What is left must not be written at exit either.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def usage() -> str:

@@ -60,6 +60,8 @@ class Plan:
     """Factor of all widths of the coders."""
     dropout: float = 0.0
     """Part of the encoder's features that is left out in training."""
+    standardise: bool = True
+    """Let the decoder see codes of mean 0 and deviation 1, each value over the batch."""
     code_noise: float = 0.0
     """Noise on codes in training, relative to their deviation."""
     code_dropout: float = 0.0
@@ -122,7 +124,7 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
     """
     choose("model", kind, KINDS)
     numbers, latent = plan.numbers, plan.latent_of(kind)
-    encoder, decoder = Encoder(numbers, plan.dropout), Decoder(numbers, latent)
+    encoder, decoder = Encoder(numbers, plan.dropout), Decoder(numbers, latent, plan.standardise)
     disturb = CodeNoise(plan.code_noise, plan.code_dropout)
     if kind == "auton-code":
         costs = [KineticEnergy(plan.kinetic_cost)] if plan.kinetic_cost else []
