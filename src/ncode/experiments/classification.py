@@ -22,7 +22,6 @@ from .checks import check_choices, check_positive
 from .classification_label import is_network, label_of
 from .classification_regimes import DATASETS, REGIMES, Dataset, RegimeName
 from .classification_task import Classify, tensor_cores
-from .clock import Clock as Clock
 
 SolverName = Literal["dopri5", "rk4"]
 
