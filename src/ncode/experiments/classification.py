@@ -19,7 +19,7 @@ from ..solve.problem import choose
 from ..training import Column, Desk, Reported, Result, Trial
 from .base import Experiment, Finished, Picture
 from .checks import check_choices, check_positive
-from .classification_label import is_network, label_of
+from .classification_label import has_flow, is_network, label_of
 from .classification_regimes import DATASETS, REGIMES, Dataset, RegimeName
 from .classification_task import Classify, tensor_cores
 
@@ -34,7 +34,7 @@ class Classification(Experiment):
     what curves show and choices are made by, that of the epoch to keep among them; the test images are looked at once,
     at the end.
 
-    gamma is conv-norm unless told otherwise, which is ours. The paper's own reading is --gamma linear.
+    gamma is conv-pool unless told otherwise, which is ours. The paper's own reading is --gamma linear.
 
     With --precision bf16 the convolutions and linear maps of gamma, of the field and of the read-out are computed in
     bfloat16; the state, the sums of the solver, its error estimate, norms and the loss stay in 32 bits. Meant for fixed
@@ -103,13 +103,13 @@ class Classification(Experiment):
     dataset: Dataset = "cifar10"
     """Images to classify."""
     models: tuple[Model, ...] = ("node", "anode", "anode-wide", "data-control", "ncode", "ncode-3x3")
-    """Models to train. ncode-closed drives the kernels by the state; ncode-net, static-net and static-net-wide are
-    networks of three blocks."""
+    """Models to train. ncode-closed drives the kernels by the state; gamma-alone has no flow; ncode-net,
+    static-net and static-net-wide are networks of three blocks."""
     regime: RegimeName = "paper"
     """paper: Adam at 1e-3, no augmentation, 20 epochs (CIFAR-10: 50). modern: random crops and flips, AdamW, a learning
     rate that rises and falls, 24 epochs (CIFAR-10: 30)."""
-    gamma: Gamma = "conv-norm"
-    """Trunk that sets the control. linear: the paper's own reading; perceptron: another; conv and conv-norm: ours."""
+    gamma: Gamma = "conv-pool"
+    """Trunk that sets the control. linear: the paper's own reading; perceptron: another; the convolutions: ours."""
     hidden: int = 10
     """Features of gamma."""
     dropout: float = 0.0
@@ -202,7 +202,7 @@ class Classification(Experiment):
                 model.save_pretrained(desk.folder / "pretrained")
             seen = sets.test.to(desk.device)
             test = measure(model, seen.images, seen.labels, self.planned_batch)
-            if not is_network(trial.model):
+            if has_flow(trial.model) and not is_network(trial.model):
                 changes = self.adaptive(trial.model)
                 again = measure(model, seen.images, seen.labels, self.planned_batch, **changes) if changes else test
                 test |= {f"{name} by dopri5": again[name] for name in ("accuracy", "nfe", "failed")}
@@ -262,7 +262,7 @@ class Classification(Experiment):
 
     def adaptive(self, model: str) -> dict[str, Any]:
         """What makes dopri5 solve a model that is trained with steps of equal length; nothing where it does anyway."""
-        if self.solver == "dopri5" or is_network(model):
+        if self.solver == "dopri5" or is_network(model) or not has_flow(model):
             return {}
         return {**Solver(tolerance=self.tolerance).settings(), "dt": None, "gradient": "discrete"}
 

@@ -48,6 +48,8 @@ def matters(model: str) -> tuple[str, ...]:
     """
     if is_network(model):
         return ("control_cost", *ALL, "width")
+    if not has_flow(model):
+        return (*SIZE, "dropout", *[name for name in ALL if name != "kinetic_cost"])
     gamma = GAMMA if model in CONTROLLED else SIZE if model == "anode-wide" else ()
     return (*gamma, *ALL, "filters", *(() if model == "node" else ("zeros",)))
 
@@ -55,6 +57,11 @@ def matters(model: str) -> tuple[str, ...]:
 def is_network(model: str) -> bool:
     """Whether a model has several blocks; such are compared with each other, and not with single blocks."""
     return "-net" in model
+
+
+def has_flow(model: str) -> bool:
+    """Whether there is anything to solve in a model."""
+    return model != "gamma-alone"
 
 
 def _written(name: str, value: object) -> str:

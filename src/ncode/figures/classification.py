@@ -21,6 +21,7 @@ COLOURS = {
     "ncode": "#0072B2",
     "ncode-3x3": "#56B4E9",
     "ncode-closed": "#D55E00",
+    "gamma-alone": "#CC79A7",
     "ncode-net": "#0072B2",
     "static-net": "#7f7f7f",
     "static-net-wide": "#8C564B",

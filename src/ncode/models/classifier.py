@@ -37,24 +37,24 @@ class Answer(NamedTuple):
     @property
     def nfe(self) -> Tensor:
         """Evaluations of the dynamics in forward, all blocks together, (batch,)."""
-        return _sum([solution.stats.nfe for solution in self.solutions])
+        return self._sum([solution.stats.nfe for solution in self.solutions])
 
     @property
     def nfe_backward(self) -> Tensor:
         """Evaluations in backward, once it has run; 0 where a graph was kept instead, (batch,)."""
         backward = [solution.stats.nfe_backward for solution in self.solutions]
-        return _sum([0 * self.nfe if count is None else count for count in backward])
+        return self._sum([0 * self.nfe if count is None else count for count in backward])
 
     @property
     def rejected(self) -> Tensor:
         """Steps that were rejected, (batch,)."""
-        return _sum([solution.stats.rejected for solution in self.solutions])
+        return self._sum([solution.stats.rejected for solution in self.solutions])
 
     @property
     def cost(self) -> Tensor:
         """Running costs, all blocks together, (batch,); 0 for samples that failed."""
         costs = [solution.cost for solution in self.solutions if solution.cost is not None]
-        return torch.where(self.ok, _sum(costs), 0) if costs else torch.zeros_like(self.logits[:, 0])
+        return torch.where(self.ok, torch.stack(costs).sum(0), 0) if costs else torch.zeros_like(self.logits[:, 0])
 
     @property
     def control_norm(self) -> Tensor:
@@ -67,12 +67,16 @@ class Answer(NamedTuple):
                     squares = squares + norm.square()
         return squares.sqrt()
 
+    def _sum(self, counts: Sequence[Tensor]) -> Tensor:
+        """Over all blocks; 0 where there is none."""
+        return torch.stack(list(counts)).sum(0) if counts else torch.zeros_like(self.ok, dtype=torch.long)
+
 
 class ImageClassifier(nn.Module, ABC):
     """Images in, logits out, and what the blocks between them took.
 
-    Abstract: `Classifier` is the paper's, `ClassifierNet` a network of blocks. Both take uint8 images, or floats from 0
-    to 1, and scale them by a mean and a deviation that are part of the weights.
+    Abstract: `Classifier` is the paper's, `ClassifierNet` a network of blocks, `TrunkClassifier` has none. All take
+    uint8 images, or floats from 0 to 1, and scale them by a mean and a deviation that are part of the weights.
     """
 
     mean: Tensor
@@ -158,8 +162,7 @@ class Classifier(ImageClassifier):
 
     def answer(self, images: Tensor, cost: Costs = None, **changes: Any) -> Answer:
         """Logits, and how the block was solved."""
-        x = self.scaled(images)
-        x = F.avg_pool2d(x, self.shrink) if self.shrink > 1 else x
+        x = shrink_by(self.scaled(images), self.shrink)
         solution = self.block.solve(x, cost=cost, throw=False, **changes)
         return Answer(self.readout(reached(solution).flatten(1)), (solution,), solution.ok)
 
@@ -171,6 +174,11 @@ class Classifier(ImageClassifier):
 def reached(solution: Solution) -> Tensor:
     """x at t1, with 0 for the samples that failed: a nan there would reach the gradients of what all samples share."""
     return torch.where(solution.ok[:, None, None, None], solution.x, 0)
+
+
+def shrink_by(images: Tensor, shrink: int) -> Tensor:
+    """Means over fields of shrink x shrink pixels."""
+    return F.avg_pool2d(images, shrink) if shrink > 1 else images
 
 
 def shrunk(shape: Shape, shrink: int) -> Shape:
@@ -186,10 +194,6 @@ def _check_shape(shape: Sequence[int]) -> Shape:
     if len(sizes) != 3 or not all(isinstance(size, int) and size > 0 for size in sizes):
         raise InputError(f"shape must be (channels, height, width) of an image; given {shape!r}")
     return sizes
-
-
-def _sum(parts: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(parts)).sum(0)
 
 
 register(Classifier, name="ncode.Classifier")

@@ -15,6 +15,7 @@ from ..dynamics import Augmented, ConvBlock, Dynamics
 from ..solve.problem import check_count, check_number, choose
 from .classifier import Classifier, ImageClassifier, Shape, shrunk
 from .classifier_net import ClassifierNet
+from .classifier_trunk import TrunkClassifier
 from .gammas import GAMMAS, gamma
 
 Model = Literal[
@@ -25,6 +26,7 @@ Model = Literal[
     "ncode",
     "ncode-3x3",
     "ncode-closed",
+    "gamma-alone",
     "ncode-net",
     "static-net",
     "static-net-wide",
@@ -77,7 +79,7 @@ class Design:
     Attributes:
         filters: Of the block: 50 for N-CODE; 64 for ANODE and data control; for NODE 92 (grey images) or 125.
         zeros: Channels that start at 0: 5 for grey images, 10 for colour. -1 for none.
-        gamma, hidden, dropout: The trunk: see `gamma`. "conv-norm" is ours; the paper's reading is "linear".
+        gamma, hidden, dropout: The trunk: see `gamma`. "conv-pool" is ours; the paper's reading is "linear".
         scale: Of the part of the control that depends on the data: see `OpenLoop`.
         shrink: Means over fields of this size are taken of images first.
         widths: Of a network of blocks.
@@ -86,7 +88,7 @@ class Design:
 
     filters: int = 0
     zeros: int = 0
-    gamma: str = "conv-norm"
+    gamma: str = "conv-pool"
     hidden: int = 10
     dropout: float = 0.0
     scale: float = 0.1
@@ -106,6 +108,7 @@ def build_classifier(name: str, shape: Shape, classes: int = 10, design: Design 
     - data-control: anode, whose first layer sees the image as well (Massaroli et al., 2020).
     - ncode: all three kernels are set by gamma; ncode-3x3: that in the middle alone.
     - ncode-closed: gamma sets the three kernels, and the state drives them on its way.
+    - gamma-alone: a linear map of gamma's features, and no flow.
     - ncode-net: three blocks with down-sampling between them; static-net: the same with a control that all samples
       share; static-net-wide: with as many channels as it takes to have the number of parameters of ncode-net.
 
@@ -119,6 +122,8 @@ def build_classifier(name: str, shape: Shape, classes: int = 10, design: Design 
         return _wide_net(shape, classes, design)
     if name.endswith("-net"):
         return ClassifierNet(shape, classes, design.widths, adaptive=name == "ncode-net")
+    if name == "gamma-alone":
+        return TrunkClassifier(shape, classes, design.gamma, design.hidden, design.dropout, design.shrink)
     if name == "anode-wide":
         wanted = parameters(lambda: build_classifier("ncode", shape, classes, design))
         return _one_block(name, shape, classes, design, _filters(wanted, shape, classes, design))

@@ -9,7 +9,7 @@ from torch import nn
 from ..solve import InputError
 from ..solve.problem import check_count, check_number, choose
 
-Gamma = Literal["linear", "perceptron", "conv", "conv-norm"]
+Gamma = Literal["linear", "perceptron", "conv", "conv-norm", "conv-pool"]
 GAMMAS: tuple[Gamma, ...] = get_args(Gamma)
 
 
@@ -21,8 +21,9 @@ def gamma(kind: str, shape: tuple[int, int, int], hidden: int = 10, dropout: flo
     Args:
         kind: "linear", as the paper's appendix has it: a linear map of all pixels. "perceptron": a tanh behind it, as
             the paper's text may be read. "conv": conv 16 and conv 32, both of stride 2, a mean over 2x2 fields, linear,
-            tanh. "conv-norm": conv 32, 64 and 128 of stride 2 with batch norm, and the same end. The last two are ours:
-            they see shapes where the first two must learn by heart. "conv-norm" is the classifiers' own choice.
+            tanh. "conv-norm": conv 32, 64 and 128 of stride 2 with batch norm, and the same end. "conv-pool": the same
+            with stride 1 and a maximum over 2x2 fields behind each. The last three are ours: they see shapes where the
+            first two must learn by heart.
         shape: Of an image.
         hidden: Features.
         dropout: How often an input of the last layer is left out in training. Drawn once a solve, outside of it.
@@ -39,7 +40,7 @@ def gamma(kind: str, shape: tuple[int, int, int], hidden: int = 10, dropout: flo
     layers: list[nn.Module] = []
     features = channels * height * width
     if kind.startswith("conv"):
-        layers, features = _convolutions((16, 32) if kind == "conv" else (32, 64, 128), channels, kind == "conv-norm")
+        layers, features = _convolutions(kind, channels)
     layers.append(nn.Flatten())
     if dropout:
         layers.append(nn.Dropout(dropout))
@@ -47,10 +48,12 @@ def gamma(kind: str, shape: tuple[int, int, int], hidden: int = 10, dropout: flo
     return nn.Sequential(*layers) if kind == "linear" else nn.Sequential(*layers, nn.Tanh())
 
 
-def _convolutions(widths: tuple[int, ...], channels: int, norm: bool) -> tuple[list[nn.Module], int]:
-    """Convolutions of stride 2, then a mean over each quarter of the image; and how many numbers that leaves."""
+def _convolutions(kind: str, channels: int) -> tuple[list[nn.Module], int]:
+    """Convolutions that halve an image each, then a mean over its quarters; and how many numbers that leaves."""
+    widths, norm, pool = (16, 32) if kind == "conv" else (32, 64, 128), kind != "conv", kind == "conv-pool"
     layers: list[nn.Module] = []
     for before, after in zip((channels, *widths), widths, strict=False):
-        layers.append(nn.Conv2d(before, after, 3, stride=2, padding=1, bias=not norm))
+        layers.append(nn.Conv2d(before, after, 3, stride=1 if pool else 2, padding=1, bias=not norm))
         layers += [nn.BatchNorm2d(after), nn.ReLU()] if norm else [nn.ReLU()]
+        layers += [nn.MaxPool2d(2, ceil_mode=True)] if pool else []
     return [*layers, nn.AdaptiveAvgPool2d(2)], 4 * widths[-1]
