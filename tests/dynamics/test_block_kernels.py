@@ -7,6 +7,7 @@ import contextlib
 import copy
 import itertools
 import os
+import re
 import types
 
 import pytest
@@ -55,9 +56,6 @@ class Language:
 
     def sum(self, x, axis):
         return x.sum(axis)
-
-    def max_contiguous(self, x, count):
-        return x
 
     def dot(self, a, b, total, input_precision):
         assert (a.dtype, total.dtype) == (b.dtype, torch.float32)
@@ -179,7 +177,7 @@ CASES = [
     (3, 3, 3, 6, 5, 5, False, NAMES),
     (2, 3, 5, 16, 8, 8, True, NAMES),
     (2, 16, 17, 7, 13, 12, False, ("3x3",)),
-    (1, 2, 2, 60, 3, 4, True, ()),
+    (1, 20, 7, 60, 3, 4, True, ()),
 ]
 
 
@@ -187,7 +185,9 @@ CASES = [
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernels_compute_the_block_and_its_gradients(on_cpu, spoiled, case):
     torch.manual_seed(0)
-    compare(problem(*case), 2e-6)
+    given = problem(*case)
+    assert whole_is_taken(given)
+    compare(given, 2e-6)
 
 
 @needs_emulation
@@ -210,10 +210,21 @@ def test_many_samples_share_kernels_whose_gradients_are_sums(on_cpu, monkeypatch
 def test_every_size_of_a_program_gives_the_same(on_cpu, monkeypatch):
     torch.manual_seed(0)
     given = problem(2, 3, 3, 20, 6, 7, True, BIASES)
-    for rows, inner, near in ((16, 16, False), (64, 32, True)):
-        sizes = dict.fromkeys(_block_kernels.BLOCKS["tf32"], _block_kernels.Blocks(rows, inner, 4, 1, near))
+    for rows, inner in ((16, 16), (64, 32)):
+        sizes = dict.fromkeys(_block_kernels.BLOCKS["tf32"], _block_kernels.Blocks(rows, inner, 4, 1))
         monkeypatch.setattr(_block_kernels, "BLOCKS", dict.fromkeys(_block_kernels.BLOCKS, sizes))
         compare(given, 2e-6)
+
+
+@needs_emulation
+@pytest.mark.parametrize("tf32", [False, True])
+def test_programs_for_many_filters_are_of_other_sizes_and_give_the_same(on_cpu, spoiled, monkeypatch, tf32):
+    monkeypatch.setattr(_block, "MOST_FILTERS", 256)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    torch.manual_seed(0)
+    given = problem(2, 2, 3, 130, 8, 9, True, NAMES)
+    assert whole_is_taken(given)
+    compare(given, 2e-6)
 
 
 @needs_emulation
@@ -304,18 +315,21 @@ def test_compilers_know_the_operators_shapes(on_cpu, time):
     b1, b2, b3 = (theta[name] for name in BIASES)
     rim = torch.randn(2, 5, 9) if time else None
     check = {"test_utils": ("test_schema", "test_faketensor")}
-    torch.library.opcheck(operators.conv_block_kernels.default, (w2, torch.float16), **check)
-    kernels = operators.conv_block_kernels(w2, torch.float32)
-    inputs = (x, w1.flatten(2), b1, kernels, b2, w3.flatten(2), b3, rim)
-    for keep in (False, True):
-        torch.library.opcheck(operators.conv_block.default, (*inputs, keep), **check)
-    _, laid, h2 = operators.conv_block(*inputs, True)
-    last = (grad, inputs[5], h2, 4, 6, time)
-    torch.library.opcheck(operators.conv_block_back.default, last, **check)
-    slope = operators.conv_block_back(*last)[0]
-    torch.library.opcheck(operators.conv_block_front.default, (slope, laid, kernels, inputs[1], x), **check)
-    for shared in (False, True):
-        torch.library.opcheck(operators.conv_block_taps.default, (slope, laid, 5, shared), **check)
+    for dtype, turned in itertools.product((torch.float16, torch.float32), (False, True)):
+        torch.library.opcheck(operators.conv_block_kernels.default, (w2, dtype, turned), **check)
+    for dtype in (torch.float16, torch.float32):
+        kernels = operators.conv_block_kernels(w2, dtype, False)
+        inputs = (x, w1.flatten(2).mT.contiguous(), b1, kernels, b2, w3.flatten(2), b3, rim)
+        for keep in (False, True):
+            torch.library.opcheck(operators.conv_block.default, (*inputs, keep), **check)
+        _, laid, h2, planes = operators.conv_block(*inputs, True)
+        last = (grad, inputs[5], h2, 4, 6, time)
+        torch.library.opcheck(operators.conv_block_back.default, last, **check)
+        slope, slopes = operators.conv_block_back(*last)[:2]
+        torch.library.opcheck(operators.conv_block_front.default, (slope, laid, kernels, inputs[1], x), **check)
+        layers = (slope, laid) if dtype == torch.float16 else (slopes, planes)
+        for shared in (False, True):
+            torch.library.opcheck(operators.conv_block_taps.default, (*layers, 5, shared), **check)
 
 
 @needs_emulation
@@ -369,6 +383,18 @@ def test_the_kernels_are_taken_only_for_what_they_can(monkeypatch):
         assert _block.fused(x, kernels, biases)
 
 
+def test_in_full_single_precision_kernels_of_their_own_take_the_convolutions(monkeypatch):
+    monkeypatch.setattr(_implicit, "available", lambda x: True)
+    x, kernels, biases = whole()
+    own = [kernel.expand(2, -1, -1, -1, -1) for kernel in kernels]
+    for tf32 in (True, False):
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+        assert _block.fused(x, own, biases) == tf32
+        assert _block.fused(x, kernels, biases)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert _block.fused(x, own, biases)
+
+
 # Forward mode imports a part of torch that torch itself has deprecated.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_the_kernels_are_not_taken_under_transforms(monkeypatch):
@@ -402,25 +428,48 @@ def test_only_the_automatic_choice_with_relu_takes_the_kernels(monkeypatch):
 
 # On a GPU.
 
+
+@pytest.fixture
+def always(monkeypatch):
+    """The kernels, be they faster or not."""
+    monkeypatch.setattr(_block, "worthwhile", lambda x, w2: True)
+
+
+@pytest.fixture
+def inspected(monkeypatch):
+    """Before a kernel runs, its products' factors are found to be wide, or of one step: see `_block_kernels.py`."""
+    launch = _block_kernels._launch
+
+    def look(kernel, grid, tensors, sizes, blocks):
+        how = {"num_warps": blocks.warps, "num_stages": blocks.stages}
+        compiled = kernel.warmup(*tensors, *sizes, grid=grid, **how)
+        # The address of a further step of a factor; the sign says that it is narrower than 128 bytes.
+        assert not re.search(r"add\.s64[^;]*, -\d{19};", compiled.asm["ptx"])
+        launch(kernel, grid, tensors, sizes, blocks)
+
+    monkeypatch.setattr(_block_kernels, "_launch", look)
+
+
 BIG = [
     (4, 13, 13, 50, 32, 32, False, BIASES),
     (40, 13, 13, 64, 32, 32, True, NAMES),
     (3, 13, 13, 50, 28, 28, True, ()),
     (2, 20, 7, 60, 6, 6, True, BIASES),
+    (33, 32, 32, 33, 13, 12, True, ("3x3",)),
 ]
 
 
 @needs_cuda
 @pytest.mark.parametrize("case", [*CASES, *BIG])
 @pytest.mark.parametrize("way", ["float32", "tf32", "bfloat16", "float16"])
-def test_a_gpu_computes_the_block_and_its_gradients(case, way, monkeypatch):
+def test_a_gpu_computes_the_block_and_its_gradients(case, way, always, inspected, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", way == "tf32")
     torch.manual_seed(0)
     given = problem(*case, device="cuda")
     if case in BIG or way != "float32":
         given = decided(given)
     half = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(way)
-    assert whole_is_taken(given) == (way != "float32" or given[3]["3x3"].dim() == 4)
+    assert whole_is_taken(given)
     compare(given, {"float32": 5e-6, "tf32": 3e-3, "bfloat16": 2e-2, "float16": 3e-3}[way], half)
 
 
@@ -431,7 +480,7 @@ def whole_is_taken(given):
 
 
 @needs_cuda
-def test_a_gpu_has_second_derivatives_and_maps(monkeypatch):
+def test_a_gpu_has_second_derivatives_and_maps(always, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     block, t, x, theta, grad = problem(2, 2, 3, 4, 4, 5, True, BIASES, device="cuda")
@@ -466,7 +515,7 @@ def test_a_gpu_records_the_block_as_a_graph():
 
 @needs_cuda
 @pytest.mark.parametrize("half", [None, torch.bfloat16])
-def test_a_gpu_solves_with_the_same_gradient_compiled_or_not(half, monkeypatch):
+def test_a_gpu_solves_with_the_same_gradient_compiled_or_not(half, always, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     gamma = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4), torch.nn.Tanh())

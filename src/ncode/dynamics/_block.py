@@ -11,8 +11,9 @@ kernels are in `_block_kernels.py`, which needs Triton; compilers see these oper
     ncode::conv_block_taps       the gradient of the 3x3 kernels
 
 Weights are a sample's own, (batch, ...), with a stride of 0 where all samples share them; the 3x3 kernels are (1, ...)
-then, so that their gradients are added up where they are made. Only first derivatives in reverse mode come from the
-kernels: a backward that is itself recorded, or mapped, goes through the three convolutions.
+then, so that their gradients are added up where they are made. Kernels of the first layer are (batch, c, f), unlike
+torch's. Only first derivatives in reverse mode come from the kernels: a backward that is itself recorded, or mapped,
+goes through the three convolutions.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from ._convolution import sample_conv2d
 MOST_CHANNELS, MOST_FILTERS = 32, 64  # of x and y, and in between: a program holds them all
 
 _library = torch.library.Library("ncode", "FRAGMENT")
-_library.define("conv_block_kernels(Tensor w2, ScalarType dtype) -> Tensor")
+_library.define("conv_block_kernels(Tensor w2, ScalarType dtype, bool turned) -> Tensor")
 _library.define(
     "conv_block(Tensor x, Tensor w1, Tensor b1, Tensor kernels, Tensor b2, Tensor w3, Tensor b3, Tensor? rim,"
-    " bool keep) -> (Tensor, Tensor, Tensor)"
+    " bool keep) -> (Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
     "conv_block_back(Tensor grad, Tensor w3, Tensor h2, int height, int width, bool time)"
-    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 _library.define(
     "conv_block_front(Tensor slope, Tensor laid, Tensor kernels, Tensor w1, Tensor x) -> (Tensor, Tensor, Tensor)"
@@ -84,11 +85,12 @@ def conv_block(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], t
         (w1, last1), (w2, last2), (w3, last3) = (w.split((w.shape[2] - 1, 1), 2) for w in (w1, w2, w3))
         b1, b3 = b1 + t * last1.flatten(1), b3 + t * last3.flatten(1)
         rim = t[..., None] * last2.flatten(2)
-    w1, w3 = (w.flatten(2).contiguous().expand(batch, -1, -1) for w in (w1, w3))
+    w1, w3 = w1.flatten(2).transpose(1, 2), w3.flatten(2)
+    w1, w3 = (w.contiguous().expand(batch, -1, -1) for w in (w1, w3))
     inputs = (x, w1, b1, w2, b2, w3, b3, rim)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
         return _Block.apply(*inputs, dtype)  # pyright: ignore[reportReturnType]
-    return _forward(inputs, torch.ops.ncode.conv_block_kernels(w2, dtype), keep=False)[0]
+    return _forward(inputs, torch.ops.ncode.conv_block_kernels(w2, dtype, False), keep=False)[0]
 
 
 def _storage(x: Tensor) -> torch.dtype | None:
@@ -99,7 +101,7 @@ def _storage(x: Tensor) -> torch.dtype | None:
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
-def _forward(inputs: Sequence[Any], kernels: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _forward(inputs: Sequence[Any], kernels: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, w1, b1, _, b2, w3, b3, rim = inputs
     return torch.ops.ncode.conv_block(x, w1, b1, kernels, b2, w3, b3, rim, keep)
 
@@ -110,27 +112,30 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         *inputs, ctx.dtype = given
-        kernels = torch.ops.ncode.conv_block_kernels(inputs[3], ctx.dtype)
-        y, laid, h2 = _forward(inputs, kernels, keep=True)
-        ctx.save_for_backward(*inputs, kernels, laid, h2)
+        kernels = torch.ops.ncode.conv_block_kernels(inputs[3], ctx.dtype, False)
+        y, laid, h2, planes = _forward(inputs, kernels, keep=True)
+        ctx.save_for_backward(*inputs, kernels, laid, h2, planes)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *inputs, kernels, laid, h2 = ctx.saved_tensors
+        *inputs, kernels, laid, h2, planes = ctx.saved_tensors
         needs = ctx.needs_input_grad[:-1]
         if torch.is_grad_enabled() or transforming():
             return *_recorded(inputs, needs, grads[0], ctx.dtype), None
         x, w1, _, w2, _, w3, _, rim = inputs
         operators, (height, width) = torch.ops.ncode, x.shape[2:]
         found: list[Tensor | None] = [None] * len(inputs)
-        slope, *of_last = operators.conv_block_back(grads[0], w3, h2, height, width, rim is not None)
+        single = ctx.dtype == torch.float32
+        slope, slopes, *of_last = operators.conv_block_back(grads[0], w3, h2, height, width, rim is not None)
         found[5], found[6], found[4] = of_last[:3]
         found[7] = None if rim is None else of_last[3]
         if any(needs[:3]):
+            kernels = operators.conv_block_kernels(w2, ctx.dtype, True) if single else kernels
             found[:3] = operators.conv_block_front(slope, laid, kernels, w1, x)
         if needs[3]:
-            found[3] = operators.conv_block_taps(slope, laid, w2.shape[1], len(w2) == 1)
+            layers = (slopes, planes) if single else (slope, laid)
+            found[3] = operators.conv_block_taps(*layers, w2.shape[1], len(w2) == 1)
         return *(grad if need else None for grad, need in zip(found, needs, strict=True)), None
 
 
@@ -149,17 +154,17 @@ def _recorded(inputs: Sequence[Any], needs: Sequence[bool], grad: Tensor, dtype:
 def compose(
     x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, w3: Tensor, b3: Tensor, rim: Tensor | None
 ) -> Tensor:
-    """The block by convolutions."""
+    """The block by convolutions, with w1 (batch, c, f)."""
     w2 = w2.expand(len(x), -1, -1, -1, -1)
-    y = torch.relu(sample_conv2d(x, w1[..., None, None]) + b1[:, :, None, None])
+    y = torch.relu(sample_conv2d(x, w1.transpose(1, 2)[..., None, None]) + b1[:, :, None, None])
     y = sample_conv2d(y, w2) + b2[:, :, None, None]
     if rim is not None:
         y = y + sample_conv2d(torch.ones_like(x[:, :1]), rim.unflatten(2, (1, 3, 3)))
     return sample_conv2d(torch.relu(y), w3[..., None, None]) + b3[:, :, None, None]
 
 
-def _kernels_shape(w2: Tensor, dtype: torch.dtype) -> Tensor:
-    channels = _width(w2.shape[1])
+def _kernels_shape(w2: Tensor, dtype: torch.dtype, turned: bool) -> Tensor:
+    channels = _between(w2.shape[1], dtype)
     return w2.new_empty(w2.shape[0], 9, channels, channels, dtype=dtype)
 
 
@@ -173,32 +178,34 @@ def _block_shape(
     b3: Tensor,
     rim: Tensor | None,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     (batch, _, height, width), channels = x.shape, kernels.shape[-1]
     laid = kernels.new_empty(batch, height + 2, width + 2, channels)
     h2 = kernels.new_empty(batch if keep else 0, height * width, channels)
-    return x.new_empty(batch, w3.shape[1], height, width), laid, h2
+    planes = x.new_empty(batch if keep and laid.dtype == torch.float32 else 0, w1.shape[2], height + 2, width + 2)
+    return x.new_empty(batch, w3.shape[1], height, width), laid, h2, planes
 
 
 def _back_shape(grad: Tensor, w3: Tensor, h2: Tensor, height: int, width: int, time: bool) -> tuple[Tensor, ...]:
     (batch, o, f), channels = w3.shape, h2.shape[-1]
     slope = h2.new_empty(batch, height + 2, width + 2, channels)
+    planes = h2.new_empty(batch if h2.dtype == torch.float32 else 0, f, height + 2, width + 2)
     shapes = ((batch, o, f), (batch, o), (batch, f), (batch if time else 0, f, 9))
-    return slope, *(grad.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return slope, planes, *(grad.new_empty(shape, dtype=torch.float32) for shape in shapes)
 
 
 def _front_shape(slope: Tensor, laid: Tensor, kernels: Tensor, w1: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(shape) for shape in (x.shape, w1.shape, w1.shape[:2]))
+    return tuple(x.new_empty(shape) for shape in (x.shape, w1.shape, w1.shape[::2]))
 
 
 def _taps_shape(slope: Tensor, laid: Tensor, filters: int, shared: bool) -> Tensor:
     return laid.new_empty(1 if shared else laid.shape[0], filters, filters, 3, 3, dtype=torch.float32)
 
 
-def _width(size: int) -> int:
-    from ._block_kernels import width
+def _between(f: int, dtype: torch.dtype) -> int:
+    from ._block_kernels import between
 
-    return width(size)
+    return between(f, dtype)
 
 
 def run_kernels(name: str, *arguments: Any) -> Any:

@@ -3,7 +3,7 @@
 What lies between the layers is several times as large as the image, and its way to memory and back is what the block
 costs. Here each layer is written once, and a 1x1 layer is part of the pass that makes or reads its 3x3 neighbour:
 
-    arrange   the 3x3 kernels as (tap, out, in), of the dtype of products.
+    arrange   the 3x3 kernels as (tap, out, in), of the dtype of products; turned by half a turn, (tap, in, out).
     first     H1 = relu(W1 x + b1), with its border of zeros and a pixel's channels side by side.
     second    h2 = relu(W2 * H1 + b2), and y = W3 h2 + b3 from the same registers. h2 is written where it is kept.
     back      the gradient of what enters the second relu, DH2, laid out as H1 is; of W3, b3 and b2 on the way.
@@ -16,6 +16,15 @@ for each tap that is inside of the image.
 
 x, y, weights and all gradients are single precision. H1, h2, DH2 and the factors of products are of the dtype asked
 for; sums are in single precision. See `_implicit_kernels.py` for TF32.
+
+Tensor cores take 16 bits either way round, but want of single precision that what is summed over lies side by side. So
+there `front` reads turned kernels, and `first` and `back` write H1 and DH2 a second time, as (batch, f, H + 2, W + 2),
+for `taps`, which sums over pixels.
+
+A factor of more than one step of a product is at least 128 bytes wide where it is contiguous. Hopper's assembler (ptxas
+of CUDA 12.8, in Triton 3.6) may leave the address of a narrower one undefined, if another has been in the same place of
+shared memory before: an illegal memory access. Hence C >= 64 in 16 bits, kernels of the first layer as (c, f), and
+`_seen` with pixels last.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -38,17 +47,12 @@ jit: Any = import_module("triton").jit if _found else (lambda kernel: kernel)
 
 
 class Blocks(NamedTuple):
-    """What one program computes: `rows` pixels, summed up in pieces of `inner`.
-
-    Neighbouring taps read nearly the same pixels. Copies of 16 bytes that are under way while a program computes
-    (`stages` > 1) come from the cache that all share; those of 8 bytes (`near`) stay in the one next to the program.
-    """
+    """What one program computes: `rows` pixels, summed up in pieces of `inner`."""
 
     rows: int
     inner: int
     warps: int
     stages: int
-    near: bool = False
 
 
 BLOCKS = {
@@ -64,7 +68,7 @@ BLOCKS = {
         "second": Blocks(128, 32, 8, 3),
         "back": Blocks(32, 0, 8, 2),
         "front": Blocks(128, 32, 8, 3),
-        "taps": Blocks(0, 32, 4, 1),
+        "taps": Blocks(0, 32, 4, 3),
     },
     "tf32x3": {
         "first": Blocks(64, 0, 4, 1),
@@ -74,23 +78,30 @@ BLOCKS = {
         "taps": Blocks(0, 32, 8, 2),
     },
 }
+_SUMS = {"half": 128, "tf32": 128, "tf32x3": 64}  # that a thread may hold: it has 255 registers for everything
 _ARRANGE, _JOIN = Blocks(1024, 0, 4, 1), Blocks(0, 0, 4, 1)
 _GROUPS = 32  # into how many sums the gradients of kernels that all samples share are gathered first
 
 
-def width(size: int) -> int:
+def width(size: int, least: int = 16) -> int:
     """Channels as programs see them: a power of two."""
-    return max(1 << (size - 1).bit_length(), 16)
+    return max(1 << (size - 1).bit_length(), least)
 
 
-def arrange(w2: Tensor, dtype: torch.dtype) -> Tensor:
-    """Kernels (n, f, f, 3, 3) as (n, 9, C, C): tap, out, in, with zeros beyond f."""
-    f, channels = w2.shape[1], width(w2.shape[1])
+def between(f: int, dtype: torch.dtype) -> int:
+    """C: channels between the layers, at least 128 bytes."""
+    return width(f, 128 // dtype.itemsize)
+
+
+def arrange(w2: Tensor, dtype: torch.dtype, turned: bool = False) -> Tensor:
+    """Kernels (n, f, f, 3, 3) as (n, 9, C, C), zeros beyond f: tap, out, in; or turned: last tap first, in, out."""
+    f, channels = w2.shape[1], between(w2.shape[1], dtype)
     if w2.stride()[2:] != (9, 3, 1):
         w2 = w2.contiguous()
     found = w2.new_empty(len(w2), 9, channels, channels, dtype=dtype)
     grid = (len(w2) * _pieces(9 * channels**2, _ARRANGE.rows),)
-    _launch(_arrange, grid, (w2, found), (w2.stride(0), w2.stride(1), f, channels, _ARRANGE.rows), _ARRANGE)
+    sizes = (w2.stride(0), w2.stride(1), f, channels, _ARRANGE.rows, turned)
+    _launch(_arrange, grid, (w2, found), sizes, _ARRANGE)
     return found
 
 
@@ -104,17 +115,23 @@ def forward(
     b3: Tensor,
     rim: Tensor | None,
     keep: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y (batch, o, H, W), H1 (batch, H + 2, W + 2, C) and h2 (batch, H W, C), or nothing where it is not kept."""
-    dtype, blocks, precision = _setting(kernels.dtype)
-    (batch, c, height, wide), f, channels = x.shape, w1.shape[1], kernels.shape[-1]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """y (batch, o, H, W), H1 (batch, H + 2, W + 2, C), h2 (batch, H W, C) and H1 for `taps`.
+
+    The last two are empty where nothing is kept, and the last one in 16 bits.
+    """
+    (batch, c, height, wide), f, channels = x.shape, w1.shape[2], kernels.shape[-1]
+    dtype, blocks, precision = _setting(kernels.dtype, channels)
     x, kernels = x.contiguous(), kernels.contiguous()
     w1, b1, b2, w3, b3 = map(_rows, (w1, b1, b2, w3, b3))
     laid = x.new_empty(batch, height + 2, wide + 2, channels, dtype=dtype)
+    again = keep and dtype == torch.float32
+    planes = x.new_empty(batch if again else 0, f, height + 2, wide + 2)
     how = blocks["first"]
     grid = (batch * _pieces((height + 2) * (wide + 2), how.rows),)
-    sizes = (w1.stride(0), b1.stride(0), c, f, height, wide, channels, width(c), how.rows, precision)
-    _launch(_first, grid, (x, w1, b1, laid), sizes, how)
+    ins = width(c, _terms(dtype))
+    sizes = (w1.stride(0), b1.stride(0), c, f, height, wide, channels, ins, how.rows, again, precision)
+    _launch(_first, grid, (x, w1, b1, laid, planes), sizes, how)
 
     y = x.new_empty(batch, w3.shape[1], height, wide)
     h2 = x.new_empty(batch if keep else 0, height * wide, channels, dtype=dtype)
@@ -122,62 +139,76 @@ def forward(
     strides = (_step(kernels), b2.stride(0), w3.stride(0), b3.stride(0), border.stride(0))
     how = blocks["second"]
     grid = (batch * _pieces(height * wide, how.rows),)
-    shape = (f, w3.shape[1], height, wide, channels, width(w3.shape[1]))
-    sizes = (*strides, *shape, how.rows, min(how.inner, channels), _near(laid, how), keep, rim is not None, precision)
+    shape = (f, w3.shape[1], height, wide, channels, width(w3.shape[1]), _terms(dtype))
+    sizes = (*strides, *shape, how.rows, min(how.inner, channels), keep, rim is not None, precision)
     _launch(_second, grid, (laid, kernels, b2, w3, b3, border, h2, y), sizes, how)
-    return y, laid, h2
+    return y, laid, h2, planes
 
 
 def back(
     grad: Tensor, w3: Tensor, h2: Tensor, height: int, wide: int, time: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """DH2, and the gradients of w3, b3, b2 and, with time, of the rim."""
-    _, blocks, precision = _setting(h2.dtype)
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """DH2, also for `taps` in single precision, and the gradients of w3, b3, b2 and, with time, of the rim."""
     (batch, o, f), channels = w3.shape, h2.shape[-1]
+    _, blocks, precision = _setting(h2.dtype, channels)
     grad, h2, w3 = grad.float().contiguous(), h2.contiguous(), _rows(w3)
-    slope = h2.new_empty(batch, height + 2, wide + 2, channels)
+    slope, again = h2.new_empty(batch, height + 2, wide + 2, channels), h2.dtype == torch.float32
+    planes = h2.new_empty(batch if again else 0, f, height + 2, wide + 2)
     w3_grad, b3_grad, b2_grad = grad.new_empty(batch, o, f), grad.new_empty(batch, o), grad.new_empty(batch, f)
     rim_grad = grad.new_empty(batch if time else 0, f, 9)
     how = blocks["back"]
-    sizes = (w3.stride(0), f, o, height, wide, channels, width(o), how.rows, time, precision)
-    _launch(_back, (batch,), (grad, w3, h2, slope, w3_grad, b3_grad, b2_grad, rim_grad), sizes, how)
-    return slope, w3_grad, b3_grad, b2_grad, rim_grad
+    outs = width(o, _terms(h2.dtype))
+    sizes = (w3.stride(0), f, o, height, wide, channels, outs, how.rows, time, again, precision)
+    _launch(_back, (batch,), (grad, w3, h2, slope, planes, w3_grad, b3_grad, b2_grad, rim_grad), sizes, how)
+    return slope, planes, w3_grad, b3_grad, b2_grad, rim_grad
 
 
 def front(slope: Tensor, laid: Tensor, kernels: Tensor, w1: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, w1 and b1."""
-    _, blocks, precision = _setting(laid.dtype)
-    (batch, c, height, wide), f, channels = x.shape, w1.shape[1], laid.shape[-1]
+    """The gradients of x, w1 and b1; kernels are turned in single precision."""
+    (batch, c, height, wide), f, channels = x.shape, w1.shape[2], laid.shape[-1]
+    dtype, blocks, precision = _setting(laid.dtype, channels)
     slope, laid, kernels, x = (tensor.contiguous() for tensor in (slope, laid, kernels, x))
     w1, ins = _rows(w1), width(c + 1)
     how = blocks["front"]
     tiles = _pieces(height * wide, how.rows)
     x_grad, parts = x.new_empty(batch, c, height, wide), x.new_empty(batch, tiles, channels, ins)
     sizes = (_step(kernels), w1.stride(0), c, f, height, wide, channels, ins)
-    sizes = (*sizes, how.rows, min(how.inner, channels), _near(laid, how), precision)
+    sizes = (*sizes, how.rows, min(how.inner, channels), dtype == torch.float32, precision)
     _launch(_front, (batch * tiles,), (slope, laid, kernels, w1, x, x_grad, parts), sizes, how)
-    w1_grad, b1_grad = x.new_empty(batch, f, c), x.new_empty(batch, f)
+    w1_grad, b1_grad = x.new_empty(batch, c, f), x.new_empty(batch, f)
     _launch(_join, (batch,), (parts, w1_grad, b1_grad), (tiles, c, f, channels, ins), _JOIN)
     return x_grad, w1_grad, b1_grad
 
 
 def taps(slope: Tensor, laid: Tensor, f: int, shared: bool) -> Tensor:
-    """The gradient of w2, (batch, f, f, 3, 3), or (1, f, f, 3, 3) where all samples share it."""
-    _, blocks, precision = _setting(laid.dtype)
-    slope, laid, how = slope.contiguous(), laid.contiguous(), blocks["taps"]
-    batch, height, wide, channels = laid.shape[0], laid.shape[1] - 2, laid.shape[2] - 2, laid.shape[-1]
+    """The gradient of w2, (batch, f, f, 3, 3), or (1, f, f, 3, 3) where all samples share it.
+
+    From H1 and DH2, in single precision as (batch, f, H + 2, W + 2).
+    """
+    channels = between(f, laid.dtype)
+    dtype, blocks, precision = _setting(laid.dtype, channels)
+    slope, laid, how, last = slope.contiguous(), laid.contiguous(), blocks["taps"], dtype != torch.float32
+    batch, (height, wide) = len(laid), laid.shape[1:3] if last else laid.shape[2:]
     group, rows = _pieces(batch, _GROUPS) if shared else 1, min(channels, 64)
     groups = _pieces(batch, group)
     w2_grad = laid.new_empty(groups, f, f, 3, 3, dtype=torch.float32)
     grid = (groups * 3 * (channels // rows) ** 2,)
-    sizes = (batch, group, f, height, wide, channels, rows, how.inner, _near(laid, how), precision)
+    sizes = (batch, group, f, height - 2, wide - 2, channels, rows, how.inner, last, precision)
     _launch(_taps, grid, (slope, laid, w2_grad), sizes, how)
     return w2_grad.sum(0, keepdim=True) if shared and groups > 1 else w2_grad
 
 
-def _setting(dtype: torch.dtype) -> tuple[torch.dtype, dict[str, Blocks], str]:
+def _setting(dtype: torch.dtype, channels: int) -> tuple[torch.dtype, dict[str, Blocks], str]:
     precision = _precision()
-    return dtype, BLOCKS[precision if dtype == torch.float32 else "half"], precision
+    key = precision if dtype == torch.float32 else "half"
+    return dtype, {name: _fitting(how, channels, _SUMS[key]) for name, how in BLOCKS[key].items()}, precision
+
+
+def _fitting(how: Blocks, channels: int, most: int) -> Blocks:
+    """More warps, and then fewer pixels, until a thread holds no more than so many sums."""
+    while how.rows * channels > 32 * how.warps * most:
+        how = how._replace(warps=8) if how.warps < 8 else how._replace(rows=how.rows // 2)
+    return how
 
 
 def _launch(
@@ -192,9 +223,9 @@ def _rows(tensor: Tensor) -> Tensor:
     return tensor if tensor[:1].is_contiguous() else tensor.contiguous()
 
 
-def _near(tensor: Tensor, blocks: Blocks) -> int:
-    """How many numbers are read at once, where that is not for the compiler to choose."""
-    return 8 // tensor.element_size() if blocks.near else 0
+def _terms(dtype: torch.dtype) -> int:
+    """The least of terms that a product sums up: one step in 16 bits, 128 bytes in single precision."""
+    return 32 if dtype == torch.float32 else 16
 
 
 def _step(tensor: Tensor) -> int:
@@ -209,12 +240,12 @@ def _relu(x):
 
 
 @jit
-def _seen(i, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr):
-    """Which of the nine neighbours of pixels (i, j) are inside of the image: [pixels, 16]."""
-    tap = tl.arange(0, 16)
-    row = i[:, None] + (tap // 3 - 1)[None, :]
-    column = j[:, None] + (tap % 3 - 1)[None, :]
-    inside = (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH) & (tap < 9)[None, :]
+def _seen(i, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr):
+    """Which of the nine neighbours of pixels (i, j) are inside of the image: [TAPS, pixels]."""
+    tap = tl.arange(0, TAPS)
+    row = i[None, :] + (tap // 3 - 1)[:, None]
+    column = j[None, :] + (tap % 3 - 1)[:, None]
+    inside = (row >= 0) & (row < HEIGHT) & (column >= 0) & (column < WIDTH) & (tap < 9)[:, None]
     return tl.where(inside, 1.0, 0.0)
 
 
@@ -228,11 +259,10 @@ def _nine(
     CHANNELS: tl.constexpr,
     PIXELS: tl.constexpr,
     INNER: tl.constexpr,
-    NEAR: tl.constexpr,
-    TURNED: tl.constexpr,
+    BACK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The 3x3 convolution at some pixels, or the one that takes gradients back: [PIXELS, CHANNELS]."""
+    """The 3x3 convolution at some pixels, or the one that takes gradients BACK: [PIXELS, CHANNELS]."""
     WIDE: tl.constexpr = WIDTH + 2
     PIECES: tl.constexpr = CHANNELS // INNER
     out = tl.arange(0, CHANNELS)
@@ -243,10 +273,8 @@ def _nine(
         tap = step // PIECES
         s = (step % PIECES) * INNER + tl.arange(0, INNER)
         moved = (tap // 3 * WIDE + tap % 3) * CHANNELS + s
-        if NEAR:
-            moved = tl.max_contiguous(moved, NEAR)
         image = tl.load(laid + (place[:, None] + moved[None, :]), mask=live[:, None], other=0.0)
-        if TURNED:
+        if BACK:
             kernel = tl.load(kernels + (s[:, None] * CHANNELS + ((8 - tap) * (CHANNELS * CHANNELS) + out)[None, :]))
         else:
             kernel = tl.load(kernels + (out[None, :] * CHANNELS + (tap * (CHANNELS * CHANNELS) + s)[:, None]))
@@ -263,6 +291,7 @@ def _arrange(
     FILTERS: tl.constexpr,
     CHANNELS: tl.constexpr,
     NUMBERS: tl.constexpr,
+    TURNED: tl.constexpr,
 ) -> None:
     WHOLE: tl.constexpr = 9 * CHANNELS * CHANNELS
     BLOCKS: tl.constexpr = (WHOLE + NUMBERS - 1) // NUMBERS
@@ -273,8 +302,12 @@ def _arrange(
     out, rest = number // (9 * CHANNELS), number % (9 * CHANNELS)
     known = (out < FILTERS) & (rest < 9 * FILTERS)
     value = tl.load(w2 + sample * SAMPLE + (out * ROW + rest), mask=known, other=0.0)
-    target = found + sample * WHOLE + (rest % 9 * (CHANNELS * CHANNELS) + out * CHANNELS + rest // 9)
-    tl.store(target, value.to(found.dtype.element_ty), mask=number < WHOLE)
+    term, tap = rest // 9, rest % 9
+    if TURNED:
+        place = (8 - tap) * (CHANNELS * CHANNELS) + term * CHANNELS + out
+    else:
+        place = tap * (CHANNELS * CHANNELS) + out * CHANNELS + term
+    tl.store(found + sample * WHOLE + place, value.to(found.dtype.element_ty), mask=number < WHOLE)
 
 
 @jit
@@ -283,6 +316,7 @@ def _first(
     w1,
     b1,
     laid,
+    planes,
     W1: tl.constexpr,
     B1: tl.constexpr,
     IN: tl.constexpr,
@@ -292,6 +326,7 @@ def _first(
     CHANNELS: tl.constexpr,
     INS: tl.constexpr,
     PLACES: tl.constexpr,
+    AGAIN: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     WIDE: tl.constexpr = WIDTH + 2
@@ -309,13 +344,17 @@ def _first(
     seen = (c < IN)[:, None] & inside[None, :]
     image = tl.load(x + (c[:, None] * (HEIGHT * WIDTH) + (i * WIDTH + j)[None, :]), mask=seen, other=0.0)
     known = (c < IN)[:, None] & (out < FILTERS)[None, :]
-    kernel = tl.load(w1 + sample * W1 + (out[None, :] * IN + c[:, None]), mask=known, other=0.0)
+    kernel = tl.load(w1 + sample * W1 + (c[:, None] * FILTERS + out[None, :]), mask=known, other=0.0)
     bias = tl.load(b1 + sample * B1 + out, mask=out < FILTERS, other=0.0)
     total = tl.zeros((PLACES, CHANNELS), dtype=tl.float32)
     dtype = laid.dtype.element_ty
     total = tl.dot(tl.trans(image.to(dtype)), kernel.to(dtype), total, input_precision=PRECISION)
     value = tl.where(inside[:, None], _relu(total + bias[None, :]), 0.0)
-    tl.store(laid + (place[:, None] * CHANNELS + out[None, :]), value.to(dtype), mask=(place < PLANE)[:, None])
+    live = (place < PLANE)[:, None]
+    tl.store(laid + (place[:, None] * CHANNELS + out[None, :]), value.to(dtype), mask=live)
+    if AGAIN:
+        planes += sample * (FILTERS * PLANE)
+        tl.store(planes + (out[None, :] * PLANE + place[:, None]), value, mask=live & (out < FILTERS)[None, :])
 
 
 @jit
@@ -339,9 +378,9 @@ def _second(
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
     OUTS: tl.constexpr,
+    TAPS: tl.constexpr,
     PIXELS: tl.constexpr,
     INNER: tl.constexpr,
-    NEAR: tl.constexpr,
     KEEP: tl.constexpr,
     TIME: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -354,13 +393,13 @@ def _second(
     channel, o = tl.arange(0, CHANNELS), tl.arange(0, OUTS)
     dtype = laid.dtype.element_ty
     laid += sample * ((HEIGHT + 2) * (WIDTH + 2) * CHANNELS)
-    total = _nine(laid, kernels + sample * W2, pixel, HEIGHT, WIDTH, CHANNELS, PIXELS, INNER, NEAR, False, PRECISION)
+    total = _nine(laid, kernels + sample * W2, pixel, HEIGHT, WIDTH, CHANNELS, PIXELS, INNER, False, PRECISION)
     if TIME:
-        tap = tl.arange(0, 16)
+        tap = tl.arange(0, TAPS)
         known = (tap < 9)[:, None] & (channel < FILTERS)[None, :]
         more = tl.load(rim + sample * RIM + (channel[None, :] * 9 + tap[:, None]), mask=known, other=0.0)
-        seen = _seen(pixel // WIDTH, pixel % WIDTH, HEIGHT, WIDTH)
-        total = tl.dot(seen.to(dtype), more.to(dtype), total, input_precision=PRECISION)
+        seen = tl.trans(_seen(pixel // WIDTH, pixel % WIDTH, HEIGHT, WIDTH, TAPS).to(dtype))
+        total = tl.dot(seen, more.to(dtype), total, input_precision=PRECISION)
     bias = tl.load(b2 + sample * B2 + channel, mask=channel < FILTERS, other=0.0)
     hidden = _relu(total + bias[None, :]).to(dtype)
     live = (pixel < PLANE)[:, None]
@@ -382,6 +421,7 @@ def _back(
     w3,
     h2,
     slope,
+    planes,
     w3_grad,
     b3_grad,
     b2_grad,
@@ -395,6 +435,7 @@ def _back(
     OUTS: tl.constexpr,
     PLACES: tl.constexpr,
     TIME: tl.constexpr,
+    AGAIN: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     WIDE: tl.constexpr = WIDTH + 2
@@ -405,6 +446,7 @@ def _back(
     grad += sample * (OUT * HEIGHT * WIDTH)
     h2 += sample * (HEIGHT * WIDTH * CHANNELS)
     slope += sample * (PLANE * CHANNELS)
+    planes += sample * (FILTERS * PLANE)
     known = (o < OUT)[:, None] & (channel < FILTERS)[None, :]
     kernel = tl.load(w3 + sample * W3 + (o[:, None] * FILTERS + channel[None, :]), mask=known, other=0.0).to(dtype)
     of_w3 = tl.zeros((CHANNELS, OUTS), dtype=tl.float32)
@@ -422,9 +464,13 @@ def _back(
         value = tl.zeros((PLACES, CHANNELS), dtype=tl.float32)
         value = tl.dot(short, kernel, value, input_precision=PRECISION)
         value = tl.where(hidden <= 0.0, 0.0, value).to(dtype)
-        tl.store(slope + (place[:, None] * CHANNELS + channel[None, :]), value, mask=(place < PLANE)[:, None])
+        live = (place < PLANE)[:, None]
+        tl.store(slope + (place[:, None] * CHANNELS + channel[None, :]), value, mask=live)
+        if AGAIN:
+            kept = live & (channel < FILTERS)[None, :]
+            tl.store(planes + (channel[None, :] * PLANE + place[:, None]), value, mask=kept)
         of_w3 = tl.dot(tl.trans(hidden), short, of_w3, input_precision=PRECISION)
-        seen = _seen(i, j, HEIGHT, WIDTH).to(dtype)
+        seen = tl.trans(_seen(i, j, HEIGHT, WIDTH, 16).to(dtype))
         of_taps = tl.dot(tl.trans(value), seen, of_taps, input_precision=PRECISION)
         of_b3 += tl.sum(above, axis=1)
     fits = (channel < FILTERS)[:, None]
@@ -458,7 +504,7 @@ def _front(
     INS: tl.constexpr,
     PIXELS: tl.constexpr,
     INNER: tl.constexpr,
-    NEAR: tl.constexpr,
+    TURNED: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     WIDE: tl.constexpr = WIDTH + 2
@@ -471,14 +517,14 @@ def _front(
     dtype = laid.dtype.element_ty
     laid += sample * ((HEIGHT + 2) * WIDE * CHANNELS)
     slope += sample * ((HEIGHT + 2) * WIDE * CHANNELS)
-    total = _nine(slope, kernels + sample * W2, pixel, HEIGHT, WIDTH, CHANNELS, PIXELS, INNER, NEAR, True, PRECISION)
+    total = _nine(slope, kernels + sample * W2, pixel, HEIGHT, WIDTH, CHANNELS, PIXELS, INNER, not TURNED, PRECISION)
     live = (pixel < PLANE)[:, None]
     place = (pixel // WIDTH + 1) * WIDE + pixel % WIDTH + 1
     hidden = tl.load(laid + (place[:, None] * CHANNELS + channel[None, :]), mask=live, other=0.0)
     value = tl.where(hidden <= 0.0, 0.0, total).to(dtype)
 
     known = (channel < FILTERS)[:, None] & (c < IN)[None, :]
-    kernel = tl.load(w1 + sample * W1 + (channel[:, None] * IN + c[None, :]), mask=known, other=0.0)
+    kernel = tl.load(w1 + sample * W1 + (c[None, :] * FILTERS + channel[:, None]), mask=known, other=0.0)
     result = tl.zeros((PIXELS, INS), dtype=tl.float32)
     result = tl.dot(value, kernel.to(dtype), result, input_precision=PRECISION)
     image = sample * (IN * PLANE) + (c[None, :] * PLANE + pixel[:, None])
@@ -511,7 +557,7 @@ def _join(
     for tile in range(0, TILES):
         total += tl.load(parts + (tile * (CHANNELS * INS) + channel[:, None] * INS + c[None, :]))
     fits = channel < FILTERS
-    target = w1_grad + sample * (FILTERS * IN) + (channel[:, None] * IN + c[None, :])
+    target = w1_grad + sample * (IN * FILTERS) + (c[None, :] * FILTERS + channel[:, None])
     tl.store(target, total, mask=fits[:, None] & (c < IN)[None, :])
     bias = tl.sum(tl.where((c == IN)[None, :], total, 0.0), axis=1)
     tl.store(b1_grad + sample * FILTERS + channel, bias, mask=fits)
@@ -530,11 +576,12 @@ def _taps(
     CHANNELS: tl.constexpr,
     ROWS: tl.constexpr,
     INNER: tl.constexpr,
-    NEAR: tl.constexpr,
+    LAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     WIDE: tl.constexpr = WIDTH + 2
-    PLANE: tl.constexpr = (HEIGHT + 2) * WIDE * CHANNELS
+    PLANE: tl.constexpr = (HEIGHT + 2) * WIDE
+    WHOLE: tl.constexpr = PLANE * (CHANNELS if LAST else FILTERS)
     STEPS: tl.constexpr = (HEIGHT * WIDTH + INNER - 1) // INNER
     SIDE: tl.constexpr = CHANNELS // ROWS
     program = tl.program_id(0)
@@ -542,8 +589,6 @@ def _taps(
     down = block % 3
     out = (block // 3) % SIDE * ROWS + tl.arange(0, ROWS)
     term = (block // 3) // SIDE * ROWS + tl.arange(0, ROWS)
-    if NEAR:
-        term = tl.max_contiguous(term, NEAR)
     left = tl.zeros((ROWS, ROWS), dtype=tl.float32)
     middle = tl.zeros((ROWS, ROWS), dtype=tl.float32)
     right = tl.zeros((ROWS, ROWS), dtype=tl.float32)
@@ -551,14 +596,13 @@ def _taps(
         sample = group * GROUP + step // STEPS
         pixel = (step % STEPS) * INNER + tl.arange(0, INNER)
         live = pixel < tl.where(sample < batch, HEIGHT * WIDTH, 0)
-        place = (pixel // WIDTH * WIDE + pixel % WIDTH) * CHANNELS
-        start = sample.to(tl.int64) * PLANE
-        here = (place + (WIDE + 1) * CHANNELS)[None, :] + out[:, None]
-        above = tl.load(slope + start + here, mask=live[None, :], other=0.0)
-        there = (place + down * (WIDE * CHANNELS))[:, None] + term[None, :]
-        first = tl.load(laid + start + there, mask=live[:, None], other=0.0)
-        second = tl.load(laid + start + CHANNELS + there, mask=live[:, None], other=0.0)
-        third = tl.load(laid + start + 2 * CHANNELS + there, mask=live[:, None], other=0.0)
+        place = pixel // WIDTH * WIDE + pixel % WIDTH
+        start = sample.to(tl.int64) * WHOLE
+        here, there = place + (WIDE + 1), place + down * WIDE
+        above = _tile(slope + start, here, live, out, PLANE, FILTERS, CHANNELS, False, LAST)
+        first = _tile(laid + start, there, live, term, PLANE, FILTERS, CHANNELS, True, LAST)
+        second = _tile(laid + start, there + 1, live, term, PLANE, FILTERS, CHANNELS, True, LAST)
+        third = _tile(laid + start, there + 2, live, term, PLANE, FILTERS, CHANNELS, True, LAST)
         left = tl.dot(above, first, left, input_precision=PRECISION)
         middle = tl.dot(above, second, middle, input_precision=PRECISION)
         right = tl.dot(above, third, right, input_precision=PRECISION)
@@ -568,3 +612,29 @@ def _taps(
     tl.store(target, left, mask=kept)
     tl.store(target + 1, middle, mask=kept)
     tl.store(target + 2, right, mask=kept)
+
+
+@jit
+def _tile(
+    image,
+    place,
+    live,
+    channel,
+    PLANE: tl.constexpr,
+    FILTERS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    DOWN: tl.constexpr,
+    LAST: tl.constexpr,
+):
+    """Some places by some channels of an image whose channels are LAST or first: places go DOWN, or to the right."""
+    if LAST:
+        if DOWN:
+            tile = tl.load(image + (place[:, None] * CHANNELS + channel[None, :]), mask=live[:, None], other=0.0)
+        else:
+            tile = tl.load(image + (place[None, :] * CHANNELS + channel[:, None]), mask=live[None, :], other=0.0)
+    else:
+        seen = (channel < FILTERS)[:, None] & live[None, :]
+        tile = tl.load(image + (channel[:, None] * PLANE + place[None, :]), mask=seen, other=0.0)
+        if DOWN:
+            tile = tl.trans(tile)
+    return tile
