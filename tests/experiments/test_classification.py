@@ -9,7 +9,7 @@ from ncode.data import Images, ImageSets, draw_digits, load
 from ncode.experiments.base import Finished
 from ncode.experiments.classification import Classification
 from ncode.experiments.classification_task import Classify
-from ncode.experiments.clock import Clock
+from ncode.experiments.clock import StepClock
 from ncode.figures.classification import course_of, draw_classification
 from ncode.models.classifier import ImageClassifier
 from ncode.models.classifier_score import measure
@@ -261,7 +261,7 @@ def test_networks_of_blocks_have_a_figure_of_their_own(tmp_path):
 
 
 def test_a_clock_counts_no_evaluations():
-    clock = Clock(warm_up=0)
+    clock = StepClock(warm_up=0)
     for step in (0, 1, 2):
         clock.tick(step)
     clock.pause()

@@ -229,6 +229,7 @@ def test_a_batch_of_another_size_is_taken_as_it_comes(tmp_path, replays):
 def test_a_schedule_acts_on_a_replayed_step(tmp_path):
     early = on_cuda(tmp_path / "early", Held, steps=6, noisy=False)
     late = on_cuda(tmp_path / "late", Held, steps=12, noisy=False)
+    early.pop("mean"), late.pop("mean")  # of the batches seen, and not learned
     torch.testing.assert_close(early, late)
 
 

@@ -149,8 +149,9 @@ class Classification(Experiment):
     """Passes over the training images. 0: the regime's own."""
     lr: float = 0.0
     """Learning rate, at its highest. 0: the regime's own, 1e-3 or 4e-3."""
-    clip: float = 0.0
-    """Shorten gradients that are longer than this. 0: none. The paper's own gamma, which is linear, may need it."""
+    clip: float = -1.0
+    """Shorten gradients that are longer than this. 0: none. Below 0: the regime's own, none or 1. The paper's
+    own gamma, which is linear, needs it."""
     keep: Literal["auto", "best", "last"] = "auto"
     """Weights to keep: of the epoch with the highest held-out accuracy, or of the last. auto: best in the paper regime,
     last in the modern one, whose learning rate ends at 0."""
@@ -176,7 +177,7 @@ class Classification(Experiment):
         for name in ("dropout", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise InputError(f"{name} must be at least 0 and below 1; given {getattr(self, name)!r}")
-        for name in ("control_cost", "kinetic_cost", "filters", "epochs", "batch", "lr", "clip", "images"):
+        for name in ("control_cost", "kinetic_cost", "filters", "epochs", "batch", "lr", "images"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
         self.design()
@@ -185,7 +186,7 @@ class Classification(Experiment):
         """Each model with each seed."""
         end = " (generated)" if self._generated() else ""
         about = {"epochs": self.planned_epochs, "batch": self.planned_batch, "lr": self.planned_lr}
-        about |= {"weight decay": self.planned_decay}
+        about |= {"weight decay": self.planned_decay, "clip": self.planned_clip}
         labels = {model: label_of(self, model) + end for model in self.models}
         return [Trial(model, label, seed, about) for model, label in labels.items() for seed in seeds]
 
@@ -247,6 +248,11 @@ class Classification(Experiment):
     def planned_decay(self) -> float:
         """Weight decay, as told or the regime's."""
         return REGIMES[self.regime].weight_decay if self.weight_decay < 0 else self.weight_decay
+
+    @property
+    def planned_clip(self) -> float:
+        """The longest gradient, as told or the regime's; 0 for any."""
+        return REGIMES[self.regime].clip if self.clip < 0 else self.clip
 
     @property
     def planned_keep(self) -> str:

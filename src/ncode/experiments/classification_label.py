@@ -28,12 +28,14 @@ def label_of(settings: Classification, model: str) -> str:
     if is_network(model):
         parts.append("networks")
     usual = {field.name: field.default for field in fields(settings)}
-    usual["weight_decay"] = REGIMES[settings.regime].weight_decay
+    regime = REGIMES[settings.regime]
+    usual |= {"weight_decay": regime.weight_decay, "clip": regime.clip}
+    planned = {"weight_decay": settings.planned_decay, "clip": settings.planned_clip}
     for name in matters(model):
-        value = settings.planned_decay if name == "weight_decay" else getattr(settings, name)
+        value = planned.get(name, getattr(settings, name))
         if value != usual[name]:
             parts.append(_written(name, value))
-    if settings.planned_keep != REGIMES[settings.regime].keep:
+    if settings.planned_keep != regime.keep:
         parts.append(f"{settings.planned_keep} epoch")
     return ", ".join(parts)
 

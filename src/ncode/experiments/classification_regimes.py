@@ -17,12 +17,15 @@ class Regime(NamedTuple):
     batch: int
     lr: float
     weight_decay: float
+    clip: float
     keep: Literal["best", "last"]
     modern: bool  # crops and flips, AdamW, and a learning rate that rises and falls
 
 
 REGIMES: Mapping[str, Regime] = {
     # At a constant learning rate models learn the training images by heart: the last epoch is not the best one.
-    "paper": Regime({"mnist": 20, "fashion-mnist": 20, "cifar10": 50}, 256, 1e-3, 0.0, "best", False),
-    "modern": Regime({"mnist": 24, "fashion-mnist": 24, "cifar10": 30}, 128, 4e-3, 1e-2, "last", True),
+    "paper": Regime({"mnist": 20, "fashion-mnist": 20, "cifar10": 50}, 256, 1e-3, 0.0, 0.0, "best", False),
+    # At this learning rate one gradient that is far too long can undo a training of N-CODE: without clipping, one of
+    # three never recovered from it.
+    "modern": Regime({"mnist": 24, "fashion-mnist": 24, "cifar10": 30}, 128, 4e-3, 1e-2, 1.0, "last", True),
 }

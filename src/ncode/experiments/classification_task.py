@@ -19,7 +19,7 @@ from ..models.classifier_family import build_classifier
 from ..models.classifier_score import cross_entropy, evaluations, measure, right
 from ..training import Loss, Task, Trial
 from .classification_regimes import REGIMES
-from .clock import Clock
+from .clock import StepClock
 
 if TYPE_CHECKING:
     from .classification import Classification
@@ -36,12 +36,12 @@ class Classify(Task):
         # Held out by a seed of their own: every model and every seed is judged by the same images.
         self.train, self.held_out = hold_out(train, min(settings.held_out, len(train) // 4), seed=0)
         self.settings, self.trial = settings, trial
-        self.batch_size, self.clip = min(settings.planned_batch, len(self.train)), settings.clip
+        self.batch_size, self.clip = min(settings.planned_batch, len(self.train)), settings.planned_clip
         self.per_epoch = batches_per_epoch(self.batch_size, len(self.train))
         self.steps = settings.planned_epochs * self.per_epoch
         self.evaluate_every = self.per_epoch
         self.keep_best = "accuracy" if settings.planned_keep == "best" else ""
-        self.regime, self.costs, self.clock = REGIMES[settings.regime], settings.costs(), Clock()
+        self.regime, self.costs, self.clock = REGIMES[settings.regime], settings.costs(), StepClock()
         scaling = Normalisation.of(self.train)
         model = build_classifier(trial.model, train.shape, len(train.classes), settings.design())
         self.model: nn.Module = model.scale_by(scaling.mean, scaling.std)
