@@ -1,8 +1,11 @@
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
 
 import ncode
@@ -295,3 +298,20 @@ def test_the_result_is_no_view_of_the_input():
             sol = ncode.solve(lambda t, x, theta: -x, x0, 0.0, 0.0, dt=dt, gradient=gradient)
             sol.x.mul_(5)
             assert x0.item() == 1.0
+
+
+@given(span=st.floats(0.5, 20.0))
+def test_no_solve_ends_with_a_sliver(span):
+    times: list[float] = []
+
+    def field(t, x, theta):
+        times.append(float(t[0].detach()))
+        return x.cos() - t[:, None].sin()
+
+    sol = ncode.solve(field, double(1.0), 0.0, span, rtol=1e-4, atol=1e-4)
+    assume(int(sol.stats.rejected) == 0)
+    # dopri5 looks at the end of a step twice.
+    ends = [0.0, *(now for now, after in pairwise(times) if now == after > 0)]
+    steps = [after - now for now, after in pairwise(ends)]
+    assert len(steps) == int(sol.stats.steps)
+    assert len(steps) == 1 or steps[-1] > 0.09 * steps[-2]

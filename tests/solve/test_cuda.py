@@ -114,7 +114,7 @@ def waits(action: Callable[[], object]) -> int:
     """How often the host waited for the device."""
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as seen:
         action()
     names = ("cudaStreamSynchronize", "cudaDeviceSynchronize")
     return sum(event.count for event in seen.key_averages() if event.key in names)
