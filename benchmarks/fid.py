@@ -32,7 +32,7 @@ def main() -> None:
     given = parser.parse_args()
     network = load_inception(find("inception", given.data_dir)[0], precision=given.precision).to(given.device)
     sets = load("cifar10", given.data_dir)
-    clock = Clock(given.device)
+    clock = Stopwatch(given.device)
     train, test = (extract(network, part.images[: given.images]) for part in (sets.train, sets.test))
     seconds = {"features": clock.lap()}
     score = FrechetDistance(network)
@@ -50,7 +50,7 @@ def main() -> None:
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-class Clock:
+class Stopwatch:
     """Seconds since the lap before, once the device has done its work."""
 
     def __init__(self, device: str):

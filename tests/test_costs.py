@@ -29,6 +29,16 @@ def test_kinetic_energy_of_a_decay_is_known():
     torch.testing.assert_close(cost, torch.tensor([0.5 * 5.0 * (1 - math.exp(-4))], dtype=DOUBLE))
 
 
+def test_the_kinetic_energy_of_a_complex_state_is_real():
+    x0 = torch.tensor([[1.0 + 0.0j, 0.0 + 2.0j]])
+
+    def turn(t, x, theta):
+        return 1j * x
+
+    sol = ncode.solve(turn, x0, 0.0, 1.0, cost=KineticEnergy().on(System(turn), x0), rtol=1e-6)
+    torch.testing.assert_close(sol.cost, torch.tensor([5.0]), rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("noise", ["rademacher", "gaussian"])
 def test_the_jacobian_norm_is_right_on_average(noise):
     w = torch.randn(3, 3, dtype=DOUBLE)

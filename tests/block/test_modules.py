@@ -123,21 +123,18 @@ def test_torch_func_gives_gradients_and_those_of_each_sample(name):
         torch.testing.assert_close(each[key].sum(0), value.grad)
 
 
-@pytest.mark.parametrize("name", ["NODE", "closed-loop N-CODE", "data-controlled NODE"])
-def test_replaced_parameters_do_not_lose_their_gradient_in_silence(name):
-    block, x = block_of(name), torch.randn(3, 2)
-    parameters = {key: value.detach().clone().requires_grad_() for key, value in block.named_parameters()}
-    with pytest.raises(ncode.InputError, match='use gradient="autograd"'):
-        torch.func.functional_call(block, parameters, (x,))
-
-
-def test_gamma_may_be_replaced_for_a_call():
-    block, x = block_of("open-loop N-CODE"), torch.randn(3, 2)
-    parameters = {key: value.detach().clone().requires_grad_() for key, value in block.named_parameters()}
-    torch.func.functional_call(block, parameters, (x,)).sum().backward()
-    block(x).sum().backward()
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
+@pytest.mark.parametrize("name", FAMILY)
+def test_tensors_in_the_place_of_parameters_get_the_gradients_of_those(name, gradient):
+    block = block_of(name, gradient=gradient, rtol=1e-8, atol=1e-8).double()
+    others = {key: 0.5 * torch.randn_like(value) for key, value in block.named_parameters()}
+    given = {key: value.requires_grad_() for key, value in others.items()}
+    x = torch.randn(3, 2).double()
+    torch.func.functional_call(block, given, (x,)).square().sum().backward()
+    block.load_state_dict({key: value.detach() for key, value in others.items()}, strict=False)
+    block(x).square().sum().backward()
     for key, value in block.named_parameters():
-        torch.testing.assert_close(parameters[key].grad, value.grad)
+        torch.testing.assert_close(given[key].grad, value.grad)
 
 
 def _work(rank, world, port, x, y, state, queue):

@@ -157,6 +157,26 @@ def test_a_printed_block_says_what_it_is():
     assert "dx/dt = MLP(t, x)\n" in str(ncode.NCODE(ncode.dynamics.MLP(2, controlled=())))
 
 
+def test_a_block_whose_samples_end_at_times_of_their_own_can_be_printed():
+    block = ncode.NCODE(ncode.dynamics.MLP(2), t1=torch.tensor([1.0, 2.0]))
+    assert "tensor([1., 2.])" in repr(block)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"rtol": -1.0}, "rtol must be at least 0"),
+        ({"rtol": 0.0, "atol": 0.0}, "both 0"),
+        ({"max_steps": 0}, "max_steps must be at least 1"),
+        ({"checkpoint_every": 1.5}, "checkpoint_every must be a whole number"),
+        ({"method": "rk4"}, "give a step size dt, or use one of midpoint"),
+    ],
+)
+def test_settings_are_checked_when_a_block_is_made(settings, sentence):
+    with pytest.raises(ncode.InputError, match=sentence):
+        ncode.NCODE(ncode.dynamics.Linear(2), **settings)
+
+
 def test_each_sample_has_a_flow_of_its_own():
     block, x = open_loop(rtol=1e-6).double(), torch.randn(6, 2, dtype=torch.float64)
     alone = torch.cat([block(x[i : i + 1]) for i in range(6)])

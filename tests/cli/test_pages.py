@@ -45,6 +45,12 @@ def test_collected_results_make_the_tables_of_a_markdown_file(runs, tmp_path, ca
     assert text.endswith("<!-- end -->\nend\n")
 
 
+def test_collecting_into_a_file_gets_a_sentence(runs, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["collect", str(runs), "--out", str(tmp_path / "file")]) == 1
+    assert "a file is in its way; name another folder" in capsys.readouterr().err
+
+
 def test_a_table_goes_stale_when_a_result_changes(runs, tmp_path):
     results, file = tmp_path / "results", tmp_path / "page.md"
     main(["collect", str(runs), "--out", str(results)])

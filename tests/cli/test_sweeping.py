@@ -82,3 +82,33 @@ def test_values_of_a_grid_have_the_types_of_their_settings():
 def test_a_metric_that_the_experiment_has_not_is_named(tmp_path, capsys):
     assert sweep("--grid", "models=node", "--metric", "eror", "--out", str(tmp_path)) == 0
     assert 'did you mean "error"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other", [("--metric", "nfe"), ("--seed", "1"), ("--seeds", "2")])
+def test_a_number_of_another_question_is_not_taken_for_an_answer(other, tmp_path, capsys):
+    words = ("--grid", "models=node", "hidden=4", "--out", str(tmp_path))
+    sweep(*words)
+    (first,) = rows(capsys.readouterr().out)
+    sweep(*words, *other)
+    (second,) = rows(capsys.readouterr().out)
+    sweep(*words)
+    assert second[-1] != first[-1]
+    assert rows(capsys.readouterr().out) == [first]
+
+
+def test_a_run_that_another_grid_left_unfinished_is_not_gone_on_with(tmp_path, capsys, monkeypatch):
+    def crash(self, trial, desk):
+        raise RuntimeError("out of luck")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reflection, "run", crash)
+        sweep("--grid", "models=node", "hidden=4", "--out", str(tmp_path))
+    sweep("--grid", "models=node", "hidden=8", "--out", str(tmp_path))
+    hidden = {run.read_text().split('"hidden": ')[1][0] for run in tmp_path.rglob("run.json")}
+    assert hidden == {"4", "8"}
+
+
+def test_a_file_in_the_place_of_the_folder_gets_a_sentence(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert sweep("--grid", "hidden=4", "--out", str(tmp_path / "file")) == 1
+    assert "a file is in its way" in capsys.readouterr().err

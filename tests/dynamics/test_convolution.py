@@ -4,12 +4,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 import ncode
 from ncode import InputError
 from ncode.dynamics import _convolution, _implicit
 from ncode.dynamics._convolution import FORMULATIONS, sample_conv2d
+
+from .reference import one_by_one
 
 DOUBLE = torch.float64
 
@@ -21,10 +22,6 @@ every_kernel = pytest.mark.parametrize("k", [1, 3, 5])
 def problem(batch=2, c=3, o=4, k=3, height=5, width=4, dtype=DOUBLE):
     x, w = torch.randn(batch, c, height, width, dtype=dtype), torch.randn(batch, o, c, k, k, dtype=dtype)
     return x.requires_grad_(), w.requires_grad_()
-
-
-def one_by_one(x, w):
-    return torch.cat([F.conv2d(x[b : b + 1], w[b], padding=w.shape[-1] // 2) for b in range(len(x))])
 
 
 @every_formulation

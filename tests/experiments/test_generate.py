@@ -10,13 +10,14 @@ from safetensors.torch import load_file
 import ncode
 from ncode.data import ImageSets, draw_digits
 from ncode.experiments.autoencode import Autoencode
+from ncode.experiments.base import Finished
 from ncode.experiments.cluster import Cluster, principal
 from ncode.experiments.generate import Generate
 from ncode.experiments.interpolate import Interpolate
 from ncode.experiments.neighbours import neighbours_of
 from ncode.experiments.runner import run
 from ncode.experiments.scoring import Judge
-from ncode.training import RunOptions
+from ncode.training import Result, RunOptions, Trial
 
 
 def smoke(**changes):
@@ -51,6 +52,17 @@ def test_every_density_is_scored_under_both_protocols_beside_the_floor(finished)
     assert all(math.isfinite(value) for value in metrics.values())
 
 
+def test_as_many_images_are_drawn_as_there_are_test_images_unless_told(source, tmp_path, monkeypatch):
+    sizes = []
+    judged = Judge.__call__
+    monkeypatch.setattr(Judge, "__call__", lambda self, images: sizes.append(len(images)) or judged(self, images))
+    options = RunOptions(out=tmp_path, device="cpu", quiet=True)
+    for samples in (0, 30):
+        about = {"components": (2,), "widths": (), "protocols": ("honest",), "models": ("vae",), "samples": samples}
+        run(smoke(source=str(source), **about), "smoke", options)
+    assert sizes == [60, 60, 60, 60, 30, 30]  # the floor, a mixture, the prior
+
+
 def test_only_a_vae_is_sampled_from_its_prior(finished):
     assert "distance prior" not in results(finished)["auton-code"]["metrics"]
 
@@ -58,6 +70,39 @@ def test_only_a_vae_is_sampled_from_its_prior(finished):
 def test_a_run_draws_samples_scores_and_neighbours(finished):
     drawn = {path.stem for path in (finished / "figures").glob("*.png")}
     assert drawn == {"samples-paper", "samples-honest", "components", "widths", "neighbours"}
+
+
+def test_pictures_need_what_the_first_seed_has_kept_and_no_more(finished, source, tmp_path):
+    done = []
+    for path in sorted(finished.glob("trials/*/result.json")):
+        result = Result(**json.loads(path.read_text()))
+        done.append(Finished(Trial(result.model, result.dataset, 0), result, path.parent))
+        done.append(Finished(Trial(result.model, result.dataset, 1), replace(result, seed=1), tmp_path / "not there"))
+    drawn = smoke(source=str(source), models=("vae", "auton-code")).figures(done)
+    assert {picture.name for picture in drawn} == {
+        "samples-paper",
+        "samples-honest",
+        "components",
+        "widths",
+        "neighbours",
+    }
+
+
+def test_scores_are_drawn_of_results_alone_of_each_data_set_with_the_papers_beside_them():
+    metrics = {"fid floor": 30.0, "fid paper 100": 60.0, "fid honest 100": 70.0, "fid paper width 0.5": 90.0}
+    about = {"metrics": metrics, "parameters": 1, "seconds": 1.0, "device": "", "versions": {}, "commit": ""}
+    results = [
+        Result("generate", model, dataset, "paper", seed, {}, command="", **about)
+        for model in ("ae", "auton-code")
+        for dataset in ("cifar10", "celeba (first 10k)")
+        for seed in (0, 1)
+    ]
+    drawn = {picture.name: picture.figure for picture in Generate.redraw(results)}
+    assert set(drawn) == {
+        f"{what}-{where}" for what in ("components", "widths") for where in ("cifar10", "celeba-first-10k")
+    }
+    stars = [line for line in drawn["components-cifar10"].axes[0].lines if line.get_marker() == "*"]
+    assert sorted(value for line in stars for value in line.get_ydata()) == [24.19, 34.90, 55.55, 73.24]
 
 
 def test_models_of_a_source_are_used_as_they_were_trained(finished, source):
@@ -80,6 +125,21 @@ def test_a_source_without_the_seed_asked_for_is_refused(source, tmp_path):
     options = RunOptions(seed=3, out=tmp_path, device="cpu", quiet=True)
     with pytest.raises(ncode.InputError, match="has not trained vae with seed 3"):
         run(smoke(source=str(source), models=("vae",)), "smoke", options)
+
+
+def test_the_only_run_in_a_folder_is_taken_as_source_and_one_of_several_is_not_guessed(source, tmp_path):
+    shutil.copytree(source, tmp_path / "out" / "one")
+    found = results(
+        run(
+            smoke(source=str(tmp_path / "out"), models=("vae",), components=(2,), widths=(), protocols=("paper",)),
+            "smoke",
+            RunOptions(out=tmp_path / "runs", device="cpu", quiet=True),
+        )
+    )
+    assert set(found) == {"vae"}
+    shutil.copytree(source, tmp_path / "out" / "two")
+    with pytest.raises(ncode.InputError, match="holds 2 runs, one, two: name one of them as source"):
+        smoke(source=str(tmp_path / "out"))
 
 
 def test_a_source_of_another_experiment_is_refused(finished):
@@ -139,7 +199,8 @@ def test_models_are_taken_from_a_source_whatever_their_results_are_called(option
         ({"widths": (-1.0,)}, "widths must be above 0"),
         ({"protocols": ("fair",)}, "protocol"),
         ({"covariance": "ful"}, 'did you mean "full"'),
-        ({"samples": 0}, "samples must be above 0"),
+        ({"samples": -1}, "samples must be at least 0; given -1"),
+        ({"codes": -1}, "codes must be at least 0; given -1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused_with_a_sentence(changes, sentence):
@@ -187,6 +248,14 @@ def test_clusters_of_codes_and_of_pixels_are_compared_with_labels(options, sourc
     assert set(found["auton-code"]["metrics"]) == {column.metric for column in Cluster.columns}
     assert all(0 <= value <= 1 for result in found.values() for value in result["metrics"].values())
     assert {path.stem for path in (folder / "figures").glob("*.png")} == {"maps", "wide-maps"}
+
+
+def test_pixels_can_be_clustered_without_any_model():
+    settings = {**Cluster.presets["smoke"], "models": ()}
+    (trial,) = Cluster(**settings).trials([0])
+    assert (trial.model, trial.dataset) == ("pixels", Cluster(**{**settings, "models": ("ae",)}).trials([0])[0].dataset)
+    with pytest.raises(ncode.InputError, match="models must name at least one"):
+        Cluster(**settings, pixels=False)
 
 
 def test_whitened_codes_are_the_same_whatever_linear_map_a_model_put_behind_its_code():

@@ -8,16 +8,13 @@ from torch import nn
 from ncode import InputError
 from ncode.metrics import FrechetDistance, Inception, Statistics, extract, frechet_distance, to_bytes
 
+from .pictures import pictures
+
 
 def colours(images):
     """A feature network small enough for tests: means and spreads of the channels."""
     flat = images.flatten(2).float()
     return torch.cat([flat.mean(2), flat.std(2)], 1)
-
-
-def pictures(n, seed=0, top=256):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(top, (n, 3, 6, 5), generator=generator, dtype=torch.uint8)
 
 
 def gaussian(d, rank, seed):

@@ -5,14 +5,11 @@ from sklearn.metrics.pairwise import polynomial_kernel
 from ncode import InputError
 from ncode.metrics import Inception, KernelDistance, kernel_distance
 
+from .pictures import pictures
+
 
 def colours(images):
     return images.flatten(2).float().mean(2) / 255
-
-
-def pictures(n, seed=0, top=256):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(top, (n, 3, 6, 5), generator=generator, dtype=torch.uint8)
 
 
 def test_one_subset_of_everything_is_the_unbiased_estimate_of_the_kernel():

@@ -14,17 +14,13 @@ from ncode import InputError
 from ncode.training import Progress, RunError, Stopped
 from ncode.training.checkpoint import WEIGHTS
 
-from .tiny import Tiny, desk_at, same, script, train
+from .tiny import Tiny, desk_at, logged, same, script, train
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The weights of a run that was never interrupted."""
     return train(tmp_path_factory.mktemp("whole"))
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_killed_at_every_moment_it_ends_with_the_same_weights_and_metrics(tmp_path):
@@ -132,11 +128,11 @@ def test_metrics_are_cut_back_to_the_checkpoint(tmp_path):
     train(tmp_path / "whole")
     with pytest.raises(ZeroDivisionError):
         train(tmp_path / "broken", at_step={5: lambda: 1 / 0})
-    assert lines(tmp_path / "broken")[-1]["step"] == 5
+    assert logged(tmp_path / "broken")[-1]["step"] == 5
     with open(tmp_path / "broken" / "metrics.jsonl", "a") as file:
         file.write('{"step": 6, "ki')
     train(tmp_path / "broken")
-    assert lines(tmp_path / "broken") == lines(tmp_path / "whole")
+    assert logged(tmp_path / "broken") == logged(tmp_path / "whole")
 
 
 def test_a_fit_that_had_finished_is_loaded_and_all_that_follows_is_the_same(tmp_path):

@@ -8,16 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from .tiny import script, train
+from .tiny import logged, script, train
 
 
 def launch(folder, quiet=True, **task):
     setting = {"folder": str(folder), "options": {"devices": 2, "quiet": quiet}, "noisy": False, **task}
     return subprocess.run(**script("tiny", json.dumps(setting)), capture_output=True, timeout=300)
-
-
-def logged(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_two_processes_stopped_and_resumed_give_the_result_of_one(tmp_path):

@@ -83,6 +83,11 @@ def script(name, *arguments):
     return {"args": command, "cwd": Path(__file__).parents[2], "text": True}
 
 
+def logged(folder):
+    """The lines of a trial's metrics.jsonl."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def same(first, second):
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 

@@ -23,7 +23,13 @@ from ..dynamics import MLP, Augmented, Dynamics, Recurrent, SecondOrder
 
 
 class Member(NamedTuple):
-    """One model: what it is, and how it is chosen."""
+    """One model: what it is, and how it is chosen.
+
+    >>> import torch, ncode
+    >>> member = ncode.NCODE.family()["ANODE"]
+    >>> member.says, ncode.NCODE(*member.choose(2))(torch.zeros(3, 2)).shape
+    ('room to pass one another (Dupont et al., 2019)', torch.Size([3, 7]))
+    """
 
     dynamics: str
     controller: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -40,18 +40,6 @@ def check_precision(block: nn.Module, x: Tensor) -> None:
                 f"the block is {parameter.dtype} and x {x.dtype}: use x.to({parameter.dtype}), or block.to({x.dtype})"
             )
         return  # all parameters of a block move together
-
-
-def check_kept(modules: Iterable[nn.Module], gradient: str) -> None:
-    """Parameters must still be there in backward, unless a graph keeps them."""
-    if gradient == "autograd" or not torch.is_grad_enabled():
-        return
-    for module in modules:
-        if any(p.requires_grad and not isinstance(p, nn.Parameter) for p in module.parameters()):
-            raise InputError(
-                "parameters were replaced for the time of this call (torch.func.functional_call), but"
-                f' gradient="{gradient}" evaluates the dynamics again in backward: use gradient="autograd"'
-            )
 
 
 def check_context(context: Tensor, x: Tensor) -> Tensor:

@@ -24,7 +24,6 @@ from .fit import (
     check_context,
     check_control_fits,
     check_given,
-    check_kept,
     check_precision,
     check_state_shape,
     check_stimuli,
@@ -32,9 +31,9 @@ from .fit import (
 from .outcome import named, reached_solution
 from .pretrained import from_pretrained, save_pretrained
 from .registry import register
+from .request import Request
 from .settings import Settings
 from .shortcuts import Reached, plastic_way, shortcut
-from .task import Task
 from .tracing import check_export, traceable
 from .wiring import Once, Velocity, carry, cast, control, feedback, speed, spread, velocity
 
@@ -113,7 +112,7 @@ class NCODE(nn.Module):
             x: What the dynamics start from, (batch, ...).
             context: What the controller is shown, where it is not x: an image, and x the start of a latent flow.
         """
-        return self._solve(self._task(x, context, None, self.settings, whole=False)).x
+        return self._answer(self._request(x, context, None, self.settings, whole=False)).x
 
     def trajectory(self, x: Tensor, ts: Tensor, context: Tensor | None = None) -> Tensor:
         """The state at times ts, shared (T,) or a sample's own (batch, T): (batch, T, ...).
@@ -156,7 +155,9 @@ class NCODE(nn.Module):
         """
         settings = self.settings.changed(changes)
         saved = None if save_at is None else as_times(save_at, x)
-        return self._solve(self._task(x, context, theta, settings, cost=cost, save_at=saved, dense=dense, throw=throw))
+        return self._answer(
+            self._request(x, context, theta, settings, cost=cost, save_at=saved, dense=dense, throw=throw)
+        )
 
     def episode(
         self,
@@ -169,8 +170,7 @@ class NCODE(nn.Module):
         """Present stimuli one after another: x starts from each and runs from t0 to t1, and theta is carried on.
 
         For controls that are driven. Hebbian control of `Recurrent` or `Linear`, with a fixed step size dt, is never
-        formed
-        here: memory grows with the number of evaluations times n, and not with n^2 a sample.
+        formed here: memory grows with the number of evaluations times n, and not with n^2 a sample.
 
         Args:
             stimuli: Where x starts in each presentation, (batch, P, ...).
@@ -187,7 +187,7 @@ class NCODE(nn.Module):
         """
         settings = self.settings.changed(changes)
         check_stimuli(stimuli)
-        first = self._task(stimuli[:, 0], context, theta, settings)
+        first = self._request(stimuli[:, 0], context, theta, settings)
         if not first.state.driven:
             raise InputError(
                 "an episode carries the control from one presentation to the next, and"
@@ -263,9 +263,9 @@ class NCODE(nn.Module):
         """The equations, the interval and how it is solved, as they show in `print(block)`."""
         return describe(self.dynamics, self.controller, self.settings)
 
-    def _task(
+    def _request(
         self, x: Tensor, context: Tensor | None, theta: Theta | Tensor | None, settings: Settings, **more: Any
-    ) -> Task:
+    ) -> Request:
         """Check what is given, and set the state and the control at t0."""
         check_state(x)
         check_precision(self, x)
@@ -278,28 +278,27 @@ class NCODE(nn.Module):
             state = self.controller.given(check_given(theta, shapes, batch))
         state = State(*({name: cast(value, x0) for name, value in part.items()} for part in state))
         check_control_fits(self.controller.control(x0.new_zeros(batch), state), shapes, batch)
-        return Task(x0, state, theta is not None, settings, **more)
+        return Request(x0, state, theta is not None, settings, **more)
 
-    def _solve(self, task: Task) -> Solution:
-        return traceable(self._find)(task)
+    def _answer(self, request: Request) -> Solution:
+        return traceable(self._solve)(request)
 
-    def _find(self, task: Task) -> Solution:
-        check_export(task.settings)
-        way = shortcut(self.dynamics, self.controller, task)
-        return self._integrate(task) if way is None else self._follow(way, task)
+    def _solve(self, request: Request) -> Solution:
+        """By a shortcut where there is one, by the solver otherwise."""
+        check_export(request.settings)
+        way = shortcut(self.dynamics, self.controller, request)
+        return self._integrate(request) if way is None else self._follow(way, request)
 
-    def _follow(self, way: Callable[[], Reached], task: Task) -> Solution:
+    def _follow(self, way: Callable[[], Reached], request: Request) -> Solution:
         """By a shortcut."""
         reached = way()
-        theta = spread(reached.theta(), self.dynamics.control_shapes, task.batch) if task.whole else {}
-        return reached_solution(reached, theta, task)
+        theta = spread(reached.theta(), self.dynamics.control_shapes, request.batch) if request.whole else {}
+        return reached_solution(reached, theta, request)
 
-    def _integrate(self, task: Task) -> Solution:
+    def _integrate(self, request: Request) -> Solution:
         """By the solver."""
-        x0, settings, cost = task.x0, task.settings, task.cost
-        inside = bool(task.state.driven) or not task.state.fixed  # whether the controller is part of what is solved
-        check_kept((self.dynamics, self.controller) if inside else (self.dynamics,), settings.gradient)
-        carried, state_of = carry(task.state)
+        x0, state, settings, cost = request.x0, request.state, request.settings, request.cost
+        carried, state_of = carry(state)
         f: Velocity = velocity(self.dynamics, self.controller, state_of)
         theta_at = control(self.dynamics, self.controller, state_of)
         if cost is not None:
@@ -312,14 +311,14 @@ class NCODE(nn.Module):
             settings.t0,
             settings.t1,
             theta=carried,
-            feedback=feedback(self.controller, state_of) if task.state.driven else None,
+            feedback=feedback(self.controller, state_of) if state.driven else None,
             cost=cost,
-            save_at=task.save_at,
-            dense=task.dense,
-            throw=task.throw,
+            save_at=request.save_at,
+            dense=request.dense,
+            throw=request.throw,
             **settings.solver(),
         )
-        return named(solution, theta_at, self.controller.motion, task) if task.whole else solution
+        return named(solution, theta_at, self.controller.motion, request) if request.whole else solution
 
 
 register(NCODE, name="ncode.NCODE")

@@ -11,18 +11,18 @@ from ..control.base import Theta
 from ..control.motion import Motion, Still
 from ..solve import Solution, SolveError, Stats, Status
 from ..solve.problem import check_saved, check_time, symbolic
+from .request import Request
 from .shortcuts import Reached
-from .task import Task
 from .wiring import Control
 
 
-def named(solution: Solution, theta_at: Control, motion: Motion, task: Task) -> Solution:
+def named(solution: Solution, theta_at: Control, motion: Motion, request: Request) -> Solution:
     """The solver's solution, with the control in place of what the solver carried."""
     x, ts = solution.x, solution.ts
-    t1 = task.settings.t1
+    t1 = request.settings.t1
     # A number is written by the device itself: to copy it there would be to wait.
     t1 = t1 if isinstance(t1, Tensor) else torch.full((), t1, dtype=x.real.dtype, device=x.device)
-    theta = theta_at(t1.to(x.device, x.real.dtype).expand(task.batch), solution.theta)
+    theta = theta_at(t1.to(x.device, x.real.dtype).expand(request.batch), solution.theta)
     if ts is None:
         return replace(solution, theta=theta)
     if isinstance(motion, Still):
@@ -35,13 +35,13 @@ def named(solution: Solution, theta_at: Control, motion: Motion, task: Task) -> 
     return replace(solution, theta=theta, thetas=thetas)
 
 
-def reached_solution(reached: Reached, theta: Theta, task: Task) -> Solution:
+def reached_solution(reached: Reached, theta: Theta, request: Request) -> Solution:
     """The solution that a shortcut leads to, with the statuses that the solver would give."""
-    x0, settings = task.x0, task.settings
+    x0, settings = request.x0, request.settings
     time = torch.float32 if x0.device.type == "mps" else torch.float64
     (_, t0), (_, t1) = check_time("t0", settings.t0, x0, time), check_time("t1", settings.t1, x0, time)
-    given, full = (None, None) if task.save_at is None else check_saved(task.save_at, t0.detach(), t1.detach())
-    none = torch.zeros(task.batch, dtype=torch.int32, device=x0.device)
+    given, full = (None, None) if request.save_at is None else check_saved(request.save_at, t0.detach(), t1.detach())
+    none = torch.zeros(request.batch, dtype=torch.int32, device=x0.device)
     finite = reached.x.detach().isfinite().flatten(1).all(1)
     codes = torch.where(finite, Status.OK.value, Status.NOT_FINITE.value).to(torch.int32)
     solution = Solution(
@@ -56,9 +56,9 @@ def reached_solution(reached: Reached, theta: Theta, task: Task) -> Solution:
         t=t1.detach(),
     )
     # The one place where the CPU waits for the GPU.
-    if task.throw and not symbolic() and not bool(finite.all()):
+    if request.throw and not symbolic() and not bool(finite.all()):
         failed = (~finite).nonzero().flatten().tolist()
-        raise SolveError(failed, t1[failed].tolist(), [Status.NOT_FINITE] * len(failed), solution, task.batch)
+        raise SolveError(failed, t1[failed].tolist(), [Status.NOT_FINITE] * len(failed), solution, request.batch)
     return solution
 
 

@@ -18,7 +18,15 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def save_pretrained(module: nn.Module, folder: str | Path) -> None:
-    """Write a module into a folder. It is built again for a trial first, so that what is written can be read."""
+    """Write a module into a folder. It is built again for a trial first, so that what is written can be read.
+
+    >>> import tempfile, ncode
+    >>> from ncode.block import save_pretrained
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_pretrained(ncode.NCODE(ncode.dynamics.MLP(2)), folder)
+    ...     sorted(file.name for file in Path(folder).iterdir())
+    ['config.json', 'model.safetensors']
+    """
     try:
         from safetensors.torch import save_file
     except ImportError as error:
@@ -38,7 +46,15 @@ def save_pretrained(module: nn.Module, folder: str | Path) -> None:
 
 
 def from_pretrained(folder: str | Path, revision: str | None = None) -> nn.Module:
-    """The module that was written into a folder, or into a repository of the hub; in evaluation mode."""
+    """The module that was written into a folder, or into a repository of the hub; in evaluation mode.
+
+    >>> import tempfile, ncode
+    >>> from ncode.block import from_pretrained, save_pretrained
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_pretrained(ncode.NCODE(ncode.dynamics.MLP(2), t1=2.0), folder)
+    ...     from_pretrained(folder).settings.t1
+    2.0
+    """
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file

@@ -7,14 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from ..solve import METHODS, PID
-from ..solve.problem import GRADIENTS, check_number, choose
-from ..solve.status import InputError
+from ..solve import PID
+from ..solve.problem import GRADIENTS, check_count, check_method, choose
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The interval, and what `ncode.solve` takes; `exact` lets closed forms take the place of a solver."""
+    """The interval, and what `ncode.solve` takes; `exact` lets closed forms take the place of a solver.
+
+    >>> from ncode.block import Settings
+    >>> Settings(t1=2.0).changed({"method": "rk4", "dt": 0.5}).told()
+    {'t1': 2.0, 'method': 'rk4', 'dt': 0.5}
+    """
 
     t0: float | Tensor = 0.0
     t1: float | Tensor = 1.0
@@ -31,13 +35,11 @@ class Settings:
     exact: bool = True
 
     def __post_init__(self) -> None:
-        choose("method", self.method, METHODS)
+        check_method(self.method, self.rtol, self.atol, self.dt)
         choose("step", self.step, ("sample", "batch"))
         choose("gradient", self.gradient, GRADIENTS)
-        if self.dt is not None:
-            check_number("dt", self.dt, low=0.0, strict=True)
-        elif not METHODS[self.method].adaptive:
-            raise InputError(f'method "{self.method}" has no error estimate: give a step size dt')
+        for name in ("max_steps", "checkpoint_every"):
+            check_count(name, getattr(self, name))
 
     def changed(self, changes: dict[str, Any]) -> Settings:
         """The same with some other values."""
@@ -47,7 +49,8 @@ class Settings:
 
     def told(self) -> dict[str, Any]:
         """Those that are not the default."""
-        return {known.name: value for known in fields(self) if (value := getattr(self, known.name)) != known.default}
+        values = {known.name: (getattr(self, known.name), known.default) for known in fields(self)}
+        return {name: now for name, (now, usual) in values.items() if isinstance(now, Tensor) or now != usual}
 
     def all(self) -> dict[str, Any]:
         """All by name."""

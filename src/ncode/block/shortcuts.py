@@ -23,8 +23,8 @@ from ..solve.plastic import episode
 from ..solve.problem import transforming
 from ..solve.stepsize import fixed_steps
 from .episode import Episode
+from .request import Request
 from .settings import Settings
-from .task import Task
 
 
 class Reached(NamedTuple):
@@ -37,19 +37,19 @@ class Reached(NamedTuple):
     nfe: int = 0
 
 
-def shortcut(dynamics: Dynamics, controller: Controller, task: Task) -> Callable[[], Reached] | None:
+def shortcut(dynamics: Dynamics, controller: Controller, request: Request) -> Callable[[], Reached] | None:
     """A way around the solver, where there is one and nothing forbids it."""
-    structure, motion, x0 = dynamics.structure, controller.motion, task.x0
-    if name_of(structure, motion, task.settings) is None or task.cost is not None or task.dense:
+    structure, motion, x0 = dynamics.structure, controller.motion, request.x0
+    if name_of(structure, motion, request.settings) is None or request.cost is not None or request.dense:
         return None
     if transforming() or x0.dim() != 2 or x0.is_complex():
         return None
     match structure, motion:
         case Product(), Still():
-            theta = controller.control(x0.new_zeros(task.batch), task.state)
-            return partial(_linear, structure, task, theta)
-        case Product(), Outer() if task.save_at is None:
-            return partial(_plastic, structure, motion, task)
+            theta = controller.control(x0.new_zeros(request.batch), request.state)
+            return partial(_linear, structure, request, theta)
+        case Product(), Outer() if request.save_at is None:
+            return partial(_plastic, structure, motion, request)
         case _:
             return None
 
@@ -68,14 +68,14 @@ def name_of(structure: Structure, motion: Motion, settings: Settings) -> str | N
             return None
 
 
-def plastic_way(dynamics: Dynamics, controller: Controller, task: Task) -> Callable[[Tensor], Episode] | None:
-    """The way through an episode whose first presentation is the task, for stimuli (batch, P, n)."""
+def plastic_way(dynamics: Dynamics, controller: Controller, request: Request) -> Callable[[Tensor], Episode] | None:
+    """The way through an episode whose first presentation is the request, for stimuli (batch, P, n)."""
     structure, motion = dynamics.structure, controller.motion
-    if shortcut(dynamics, controller, task) is None:
+    if shortcut(dynamics, controller, request) is None:
         return None
     match structure, motion:
         case Product(), Outer():
-            return partial(_present, structure, motion, task)
+            return partial(_present, structure, motion, request)
         case _:
             return None
 
@@ -88,15 +88,15 @@ def _forward_steps(settings: Settings) -> bool:
     return t1 > t0 and fixed_steps(t1 - t0, dt) <= settings.max_steps
 
 
-def _linear(product: Product, task: Task, theta: Theta) -> Reached:
+def _linear(product: Product, request: Request, theta: Theta) -> Reached:
     """x(t) = exp(theta (t - t0)) x0."""
-    x0, ts, t0, t1 = task.x0, task.save_at, task.settings.t0, task.settings.t1
+    x0, ts, t0, t1 = request.x0, request.save_at, request.settings.t0, request.settings.t1
     w, columns = theta[product.control].to(x0.dtype), product.columns
     numbers = not isinstance(t0, Tensor) and not isinstance(t1, Tensor)
     if w.dim() == 2 and numbers and (ts is None or ts.dim() == 1):
         return Reached(*_shared(w, columns, x0, float(t0), float(t1), ts), lambda: theta)
-    w = w.expand(task.batch, *w.shape[-2:])
-    once = task.settings.gradient != "autograd"  # no second derivatives are asked for
+    w = w.expand(request.batch, *w.shape[-2:])
+    once = request.settings.gradient != "autograd"  # no second derivatives are asked for
     if columns is not None and numbers and ts is None and once and fused.available(w, columns):
         return Reached(fused.flow(w, columns, x0, float(t1) - float(t0)), None, lambda: theta)
     flow = linear_flow(
@@ -125,19 +125,19 @@ def _shared(
     return end, torch.einsum("tij,bj->bti", flows, x).to(x0.dtype)
 
 
-def _plastic(product: Product, rule: Outer, task: Task) -> Reached:
+def _plastic(product: Product, rule: Outer, request: Request) -> Reached:
     """One presentation."""
-    settings, shown = task.settings, _present(product, rule, task, task.x0[:, None])
+    settings, shown = request.settings, _present(product, rule, request, request.x0[:, None])
     steps = fixed_steps(float(settings.t1) - float(settings.t0), settings.dt or 1.0)
     return Reached(shown.x, None, shown.theta, steps, steps * METHODS[settings.method].stages)
 
 
-def _present(product: Product, rule: Outer, task: Task, stimuli: Tensor) -> Episode:
+def _present(product: Product, rule: Outer, request: Request, stimuli: Tensor) -> Episode:
     """Presentations one after another: theta is theta_0 and a sum of outer products, and never formed."""
-    settings, name = task.settings, product.control
+    settings, name = request.settings, product.control
     shown = episode(
         stimuli,
-        task.state.driven[name] if task.given else rule.theta_0,
+        request.state.driven[name] if request.given else rule.theta_0,
         rule.mu,
         duration=float(settings.t1) - float(settings.t0),
         dt=settings.dt,

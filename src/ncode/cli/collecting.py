@@ -9,7 +9,7 @@ import tyro
 
 from ..report import gather
 from ..training import Trial
-from ..training.files import json_text
+from ..training.files import explained, json_text, write_file
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,11 @@ def answer(words: list[str]) -> int:
     for run in gather(form.runs):
         for result in run.results:
             folder = form.out / result.experiment
-            folder.mkdir(parents=True, exist_ok=True)
+            with explained(folder):
+                folder.mkdir(parents=True, exist_ok=True)
             name = Trial(result.model, result.dataset, result.seed).name
             text = json_text(result.as_json(), sort=True)
-            (folder / f"{result.preset}-{name}.json").write_text(text, encoding="utf-8")
+            write_file(folder / f"{result.preset}-{name}.json", text.encode())
             count += 1
-    print(f"{count} results in {form.out}")
+    print(f"{count} result{'s' if count != 1 else ''} in {form.out}")
     return 0

@@ -16,7 +16,14 @@ Theta = Mapping[str, Tensor]
 
 
 class State(NamedTuple):
-    """What a controller keeps while a batch is solved: tensors (batch, ...) by name of the control."""
+    """What a controller keeps while a batch is solved: tensors (batch, ...) by name of the control.
+
+    >>> import torch, ncode
+    >>> block = ncode.NCODE(ncode.dynamics.Linear(2), ncode.OpenLoop(torch.nn.Linear(2, 4)))
+    >>> state = block.controller.start(torch.zeros(5, 2))
+    >>> state.fixed["weight"].shape, state.driven
+    (torch.Size([5, 2, 2]), {})
+    """
 
     fixed: Theta  # stays as it is
     driven: Theta  # is integrated beside x
@@ -27,6 +34,27 @@ class Controller(nn.Module, ABC):
 
     Abstract. A block binds its controller to the shapes that its dynamics want, once. In each solve it asks for the
     state at t0, for the control that a state stands for at a time, and for the speed of the control.
+
+    >>> import torch, ncode
+    >>> class Aim(ncode.control.Controller):  # at the mean of the batch
+    ...     equation = "theta = mean of x0"
+    ...     motion = ncode.control.Still()
+    ...     def bind(self, shapes, initial):
+    ...         (self.name,) = shapes
+    ...     def start(self, context):
+    ...         return ncode.control.State({self.name: context.mean(0).expand_as(context)}, {})
+    ...     def given(self, theta):
+    ...         return ncode.control.State(theta, {})
+    ...     def control(self, t, state):
+    ...         return dict(state.fixed)
+    ...     def speed(self, t, x, state):
+    ...         return {}
+    ...     def config(self):
+    ...         return {}
+    >>> f = ncode.dynamics.Function(lambda t, x, theta: theta["goal"] - x, {"goal": (1,)})
+    >>> ncode.NCODE(f, Aim(), t1=20.0)(torch.tensor([[0.0], [4.0]])).round(decimals=2)
+    tensor([[2.],
+            [2.]])
     """
 
     equation: str

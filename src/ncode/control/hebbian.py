@@ -33,14 +33,13 @@ class Hebbian(Controller):
     torch.Size([1, 10, 10])
     """
 
-    equation = "dtheta/dt = mu * x x^T"
-
     def __init__(self, scale: float = 0.01, decay: float | str | None = None):
         super().__init__()
         self.scale = check_number("scale", scale, low=0.0)
         if isinstance(decay, str) and decay != "learned":
             raise InputError(f'decay must be None, a number or "learned"; given {decay!r}')
         self.decay = decay if decay is None or isinstance(decay, str) else check_number("decay", decay, low=0.0)
+        self.equation = "dtheta/dt = mu * x x^T" + ("" if decay is None else " - decay * theta")
         self.name: str | None = None
         self.register_parameter("mu", None)
         self.register_parameter("theta", None)

@@ -13,7 +13,13 @@ from .streams import Randomness, as_generator, move
 
 
 class Episodes(NamedTuple):
-    """A batch of episodes: patterns shown one after another, and a degraded one to complete."""
+    """A batch of episodes: patterns shown one after another, and a degraded one to complete.
+
+    >>> from ncode.data import episodes
+    >>> shown = episodes(2, bits=4, patterns=3, generator=0)
+    >>> shown.order.shape, bool((shown.query * shown.target >= 0).all())
+    (torch.Size([2, 6]), True)
+    """
 
     stimuli: Tensor  # what is shown, (batch, times * patterns, bits), each -1 or 1
     query: Tensor  # the degraded pattern, (batch, bits), each -1, 0 or 1

@@ -93,6 +93,7 @@ def _whole(place: Path, source: Source, form: tuple[str, ...]) -> tuple[Path, ..
 
 
 def _download(source: Source, places: list[Path], progress: Progress | None) -> tuple[Path, ...]:
+    sentence = _sentence(source, places)  # before a folder is made that was not there
     reasons: list[str] = []
     for place in places:
         folder = place / source.folder
@@ -107,8 +108,8 @@ def _download(source: Source, places: list[Path], progress: Progress | None) -> 
         try:
             return tuple(fetch(file.addresses, folder / file.name, file.checksum, progress) for file in source.files)
         except InputError as error:
-            raise MissingData(f"{_sentence(source, places)} The download was tried: {error}") from error
-    raise MissingData(f"{_sentence(source, places)} The download was not tried: {'; '.join(reasons)}")
+            raise MissingData(f"{sentence} The download was tried: {error}") from error
+    raise MissingData(f"{sentence} The download was not tried: {'; '.join(reasons)}")
 
 
 def _sentence(source: Source, places: list[Path]) -> str:

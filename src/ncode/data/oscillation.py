@@ -14,7 +14,13 @@ from .streams import Randomness, as_generator
 
 
 class Trajectories(NamedTuple):
-    """States of one system at given times."""
+    """States of one system at given times.
+
+    >>> from ncode.data import oscillation
+    >>> seen = oscillation([0.0, 0.5, 1.0], mu=2.0)
+    >>> seen.t, seen.x.shape, seen.mu
+    (tensor([0.0000, 0.5000, 1.0000]), torch.Size([1, 3, 2]), tensor([2.]))
+    """
 
     t: Tensor  # (T,)
     x: Tensor  # (batch, T, 2): position and velocity

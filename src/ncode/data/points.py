@@ -13,7 +13,13 @@ from .streams import Randomness, as_generator
 
 
 class Points(NamedTuple):
-    """Points and their targets."""
+    """Points and their targets.
+
+    >>> from ncode.data import Points
+    >>> x, y = Points(torch.zeros(3, 2), torch.arange(3)).to("cpu")
+    >>> x.shape, y
+    (torch.Size([3, 2]), tensor([0, 1, 2]))
+    """
 
     x: Tensor  # (size, dim)
     y: Tensor  # (size, dim) values, or (size,) classes as int64

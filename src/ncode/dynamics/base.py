@@ -19,6 +19,11 @@ class Dynamics(nn.Module, ABC):
     """A controlled vector field dx/dt = f(t, x, theta).
 
     Abstract: for a field of your own take `Function`, or subclass `VectorField`.
+
+    >>> import ncode
+    >>> f = ncode.dynamics.MLP(2, hidden=3)
+    >>> isinstance(f, ncode.dynamics.Dynamics), f.state_shape, dict(f.control_shapes)["weight 1"]
+    (True, (2,), (3, 2))
     """
 
     shared_control: bool = False

@@ -13,6 +13,10 @@ class Product:
 
     W is dense, (m, m), or, where `columns` (m, k) is given, sparse: theta (m, k) holds the k values of each row and
     `columns` where they stand.
+
+    >>> import ncode
+    >>> ncode.dynamics.Recurrent(8).structure.rho
+    'tanh'
     """
 
     control: str

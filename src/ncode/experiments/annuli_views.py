@@ -32,6 +32,7 @@ def circle(model: Classifier, points: int = 10_000) -> float:
 
 @torch.no_grad()
 def boundary(model: Classifier, points: Points, size: int = 151) -> dict[str, Tensor]:
+    """The probability of the outer class all over a square, and some held-out points."""
     axis = torch.linspace(-REACH, REACH, size).to(points.x)
     probability = model(_grid(axis)).sigmoid().reshape(size, size)
     return {"axis": axis, "probability": probability, "x": points.x[:SHOWN], "y": points.y[:SHOWN]}
@@ -39,6 +40,7 @@ def boundary(model: Classifier, points: Points, size: int = 151) -> dict[str, Te
 
 @torch.no_grad()
 def paths(model: Classifier, points: Points, times: int = 41) -> dict[str, Tensor]:
+    """The ways of some points of each class, and the line that they are told apart by at the end."""
     chosen = torch.cat([(points.y == kind).nonzero()[:FOLLOWED, 0] for kind in (0, 1)])
     ts = torch.linspace(0, 1, times).to(points.x)
     xs = model.block.trajectory(points.x[chosen], ts)

@@ -14,10 +14,11 @@ from ..models.auto_ncode import AutoNCODE
 from ..models.autoencoder import Autoencoder
 from ..models.autoencoder_family import KINDS
 from ..solve import InputError
-from ..training import Column, Desk, Trial
+from ..training import Column, Desk, Result, Trial
 from .base import Finished, Picture
 from .coding import as_numbers, decode, encode
 from .coding_recipes import PAPER, QUICK, SMOKE
+from .coding_results import by_dataset
 from .coding_task import errors
 from .scoring import FID, OTHER, Scored
 
@@ -89,17 +90,15 @@ class Autoencode(Scored):
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """Reconstructions, orbits and training curves; pictures are of the first seed."""
-        from ..figures.autoencode import draw_orbit, draw_reconstructions, draw_training
+        from ..figures.autoencode import draw_orbit, draw_reconstructions
 
         if not finished:
             return []
-        curves: dict[str, list[dict[str, list[float]]]] = {}
         back: dict[str, Tensor] = {}
         truth = finished[0].load("reconstructions")["truth"]
         pictures = []
         for done in finished:
             model = done.trial.model
-            curves.setdefault(model, []).append(done.result.curves)
             if model in back:
                 continue
             back[model] = done.load("reconstructions")["back"]
@@ -109,17 +108,38 @@ class Autoencode(Scored):
                     " whose control drives the orbit. All orbits begin at the same state."
                 )
                 pictures = [Picture("orbit", draw_orbit(**done.load("orbit")), caption)]
-        plain = {self.latent_of(d.trial.model): d.result.metrics["pca error"] for d in finished}
-        principal = {f"PCA, {size} dimensions (test images)": error for size, error in plain.items()}
         text = "Test images, and what comes back of them."
-        course = (
-            "The mean squared error of images that were held out of training, and of training batches as dashed lines."
-        )
         return [
             Picture("reconstructions", draw_reconstructions(truth, back), text),
             *pictures,
-            Picture("training", draw_training(curves, principal), course),
+            training_picture([done.result for done in finished]),
         ]
+
+    @classmethod
+    def redraw(cls, results: Sequence[Result]) -> list[Picture]:
+        """Training curves, of each data set.
+
+        >>> seen = {f"{which} {name}": [1.0, 2.0] for which in ("train", "evaluation") for name in ("step", "error")}
+        >>> about = ("cifar10", "paper", 0, {}, {"pca error": 0.005}, 1, 1.0, "", {}, "", "", {"dimensions": 128})
+        >>> results = [Result("autoencode", model, *about, seen) for model in ("auton-code", "ae")]
+        >>> [picture.name for picture in Autoencode.redraw(results)]
+        ['training-cifar10']
+        """
+        sets = {name: [each for each in some if each.curves] for name, some in by_dataset(results).items()}
+        return [training_picture(some, f"-{name}") for name, some in sets.items() if some]
+
+
+def training_picture(results: Sequence[Result], ending: str = "") -> Picture:
+    """The error of held-out images while models are trained; `ending` is of the picture's name."""
+    from ..figures.autoencode import draw_training
+
+    curves: dict[str, list[dict[str, list[float]]]] = {}
+    for result in results:
+        curves.setdefault(result.model, []).append(result.curves)
+    plain = {result.about["dimensions"]: result.metrics["pca error"] for result in results}
+    principal = {f"PCA, {size} dimensions (test images)": error for size, error in plain.items()}
+    course = "The mean squared error of images that were held out of training, and of training batches as dashed lines."
+    return Picture(f"training{ending}", draw_training(curves, principal), course)
 
 
 @torch.no_grad()

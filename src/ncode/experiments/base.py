@@ -23,7 +23,12 @@ DOTS = 150  # an inch, of PNG figures
 
 
 class Finished(NamedTuple):
-    """A trial that is done, and where its files are."""
+    """A trial that is done, and where its files are.
+
+    >>> about = ("reflection", "node", "reflection", "quick", 0, {}, {"error": 0.3}, 25, 1.0, "CPU", {}, "", "")
+    >>> Finished(Trial("node", "reflection"), Result(*about), Path("runs")).result.metrics
+    {'error': 0.3}
+    """
 
     trial: Trial
     result: Result
@@ -37,7 +42,14 @@ class Finished(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure of an experiment: its file name, what is drawn, and the sentence below it."""
+    """A figure of an experiment: its file name, what is drawn, and the sentence below it.
+
+    >>> import tempfile
+    >>> from matplotlib.figure import Figure
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     [path.name for path in Picture("flow", Figure(), "Nothing yet.").save(Path(folder))]
+    ['flow.svg', 'flow.png']
+    """
 
     name: str
     figure: Figure
@@ -64,6 +76,11 @@ class Experiment(ABC):
         presets: "smoke" (seconds), "quick" (about a minute on two cores), "paper": changes to the defaults.
         columns: The metrics that tables show.
         paper: The paper's own numbers.
+
+    >>> from ncode.experiments import find
+    >>> settings = find("reflection").preset("smoke")
+    >>> settings.steps, [trial.name for trial in settings.trials(seeds=[0])][0]
+    (3, 'node-reflection-seed-0')
     """
 
     name: ClassVar[str]

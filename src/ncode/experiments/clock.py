@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 
 
-class Clock:
+class StepClock:
     """The time that a training step takes, without evaluations and without the first steps, which compile and warm up.
 
-    >>> clock = Clock(warm_up=1)
+    >>> clock = StepClock(warm_up=1)
     >>> for step in range(4):
     ...     clock.tick(step)
     >>> clock.mean >= 0, clock.counted

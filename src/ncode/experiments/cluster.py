@@ -122,7 +122,7 @@ class Cluster(Coding):
     # Whitening, ridge and exaggeration were chosen with the labels of 10,000 held-out training images, on auton-code
     # and ae, and are the same for all models.
     models: tuple[Kind, ...] = KINDS
-    """Models. ae-wide has twice the dimensions."""
+    """Models. ae-wide has twice the dimensions. None: pixels alone."""
     pixels: bool = True
     """Cluster the images themselves too, with principal components in place of codes."""
     clusters: int = 10
@@ -145,7 +145,13 @@ class Cluster(Coding):
     """Threads of t-SNE."""
 
     def __post_init__(self) -> None:
+        alone = self.pixels and not self.models
+        if alone:
+            # Settings want a model; pixels need none.
+            object.__setattr__(self, "models", KINDS[:1])
         super().__post_init__()
+        if alone:
+            object.__setattr__(self, "models", ())
         check_positive(starts=self.starts, threads=self.threads, iterations=self.iterations)
         check_positive(beside=self.beside, exaggeration=self.exaggeration)
         if self.ridge < 0:
@@ -175,16 +181,16 @@ class Cluster(Coding):
         beside, labels = sets.train.take(slice(self.beside)), sets.test.labels
         if trial.model == PIXELS:
             desk.parameters = 0
-            test, wide = (images.float().flatten(1) for images in (sets.test, beside))
+            test, wide = (images.to(desk.device).float().flatten(1) for images in (sets.test, beside))
         else:
             model = self.trained(trial, desk).model
-            test, wide = (encode(model, images).float().cpu() for images in (sets.test, beside))
+            test, wide = (encode(model, images).float() for images in (sets.test, beside))
         count = self.latent_of(trial.model)
         codes = principal(test, count, self.whiten)
         wide = principal(torch.cat([test, wide]), count, self.whiten)
         shown = {"mixture": codes, "map": self._map(codes, trial.seed), "wide-map": self._map(wide, trial.seed)}
         rest = test if trial.model == PIXELS else codes
-        found = {way: self._clusters(shown.get(way, rest), way, trial.seed)[: len(test)] for way in WAYS}
+        found = {way: self._clusters(shown.get(way, rest), way, trial.seed)[: len(test)].cpu() for way in WAYS}
         for way in MAPS:
             desk.keep(way, places=shown[way][: len(test)], clusters=matched(labels, found[way]), labels=labels)
         return _agreements(labels, found)

@@ -23,9 +23,7 @@ class Source(NamedTuple):
 
 def read_source(folder: str | Path) -> Source:
     """What run.json says. JSON has lists where settings have tuples; none of those are taken."""
-    path = Path(folder) / "run.json"
-    if not path.is_file():
-        raise InputError(f"{folder} has no run.json: source must be the folder of a run of `ncode run autoencode`")
+    path = run_of(folder) / "run.json"
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         name, settings = record["experiment"], dict(record["settings"])
@@ -37,11 +35,33 @@ def read_source(folder: str | Path) -> Source:
     return Source(settings, models)
 
 
+def run_of(folder: str | Path) -> Path:
+    """The folder of a run: the one that was named, or the only run in it, as where --out has put it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as out:
+    ...     (Path(out) / "autoencode-1").mkdir()
+    ...     _ = (Path(out) / "autoencode-1" / "run.json").write_text("{}")
+    ...     run_of(out).name
+    'autoencode-1'
+    """
+    folder = Path(folder)
+    if (folder / "run.json").is_file():
+        return folder
+    inside = sorted(path.parent for path in folder.glob("*/run.json"))
+    if len(inside) == 1:
+        return inside[0]
+    if inside:
+        names = ", ".join(path.name for path in inside)
+        raise InputError(f"{folder} holds {len(inside)} runs, {names}: name one of them as source")
+    raise InputError(f"{folder} has no run.json: source must be the folder of a run of `ncode run autoencode`")
+
+
 def load_weights(model: nn.Module, folder: str | Path, trial: Trial) -> None:
     """Give a model the weights that the same model and seed of a run ended with. Nothing of that run is changed."""
     from safetensors.torch import load
 
-    place = _find(Path(folder), trial)
+    place = _find(run_of(folder), trial)
     steps = sorted((place / "checkpoints" / "model").glob("step-*"), key=lambda path: int(path.name[5:]))
     if not steps:
         raise InputError(f"{place} has no checkpoint: train the model again with `ncode run autoencode`")

@@ -15,7 +15,7 @@ from ..data import Images, ImageSets, augment, batch_indices, batches_per_epoch,
 from ..models.autoencoder import Autoencoder
 from ..models.autoencoder_family import build_autoencoder
 from ..training import Loss, Task, Trial
-from .clock import Clock
+from .clock import StepClock
 from .coding import Coding, as_numbers
 
 
@@ -30,7 +30,7 @@ class Code(Task):
         self.per_epoch = batches_per_epoch(self.batch_size, len(self.train))
         self.steps = settings.planned_epochs * self.per_epoch
         self.evaluate_every = self.per_epoch
-        self.clock, self.plateau = Clock(), None
+        self.clock, self.plateau = StepClock(), None
         self.model: nn.Module = build_autoencoder(trial.model, settings, trial.seed)
 
     plateau: HalveOnPlateau | None

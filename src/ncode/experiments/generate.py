@@ -14,11 +14,13 @@ from ..metrics import GaussianMixture, KernelDensity
 from ..models.autoencoder import Autoencoder
 from ..solve import InputError
 from ..solve.problem import choose
-from ..training import Column, Desk, Reported, Trial
+from ..training import Column, Desk, Reported, Result, Trial
 from .base import Finished, Picture
-from .checks import check_choices, check_positive
+from .checks import check_choices
 from .coding import decode, encode
 from .coding_recipes import PAPER, QUICK, SMOKE
+from .coding_results import by_dataset
+from .generate_scores import score_pictures
 from .neighbours import neighbours_of
 from .scoring import FID, OTHER, Judge, Names, Scored
 
@@ -41,17 +43,24 @@ _WORDS = {"paper": "test codes", "honest": "training codes"}
 def _columns(
     names: Names, components: Sequence[int], protocols: Sequence[str], prior: bool = True
 ) -> tuple[Column, ...]:
-    """What tables show: the floor, and a column for each mixture and protocol."""
-    mixtures = [
-        Column(
-            f"{names.frechet} {protocol} {count}", f"{names.short}, {count:,} components, {_WORDS[protocol]}", digits=2
-        )
+    """What tables show: the floor, a column for each mixture and protocol, and KID of the largest mixtures."""
+
+    def column(metric: str, title: str, key: str, digits: int = 2) -> Column:
+        return Column(f"{metric} {key}", title, digits)
+
+    words = {
+        f"{protocol} {count}": f"{count:,} components, {_WORDS[protocol]}"
         for protocol in protocols
         for count in components
-    ]
-    floor = Column(f"{names.frechet} floor", f"{names.title}, coded and decoded", digits=2)
-    drawn = Column(f"{names.frechet} prior", f"{names.short}, codes from N(0, I)", digits=2)
-    return (floor, *mixtures, *[drawn] * prior)
+    }
+    largest = [f"{protocol} {max(components)}" for protocol in protocols]
+    return (
+        column(names.frechet, f"{names.title}, coded and decoded", "floor"),
+        *[column(names.frechet, f"{names.short}, {text}", key) for key, text in words.items()],
+        *[column(names.frechet, f"{names.short}, codes from N(0, I)", "prior")] * prior,
+        column(names.kernel, f"{names.kernel_title}, coded and decoded", "floor", 4),
+        *[column(names.kernel, f"{names.kernel_title}, {words[key]}", key, 4) for key in largest],
+    )
 
 
 def _reported() -> tuple[Reported, ...]:
@@ -72,8 +81,8 @@ class Generate(Scored):
 
     Two protocols stand side by side. The paper's fits densities to the codes of test images, and scores samples against
     those same images: with as many components as images it hands back the test set. The honest one fits them to the
-    codes of training images. FID is of 10,000 samples against all test images; that of test images which were only
-    coded and decoded is the floor.
+    codes of training images. FID is of as many samples as there are test images, against those; that of test images
+    which were only coded and decoded is the floor.
     """
 
     name = "generate"
@@ -90,19 +99,17 @@ class Generate(Scored):
             "models": ("auton-code", "ae"),
             "components": (2, 8),
             "widths": (0.1, 0.5),
-            "samples": 60,
             "score": "random",
         },
         "quick": {
             **QUICK,
             "models": ("auton-code", "ae", "vae"),
             "components": (10, 30, 100, 300),
-            "samples": 2500,
             "score": "random",
         },
         "paper": PAPER,
     }
-    columns = _columns(FID, (10, 100, 1000, 10_000), PROTOCOLS)
+    columns = _columns(FID, (10, 100, 1000), PROTOCOLS)
     paper = _reported()
 
     judged_by: ClassVar[tuple[str, ...]] = ("samples", "codes", "covariance", "reg_covar", "space")
@@ -113,8 +120,9 @@ class Generate(Scored):
     """Widths of the kernel densities, relative to the deviation of a code's values."""
     protocols: tuple[Protocol, ...] = PROTOCOLS
     """paper: densities of test codes, scored on the test images. honest: densities of training codes."""
-    samples: int = 10_000
-    """Images to draw from each density."""
+    samples: int = 0
+    """Images to draw from each density. 0: as many as there are test images, as many as the floor has: FID depends on
+    how many images it is of."""
     codes: int = 0
     """Training codes that the honest protocol fits densities to. 0: as many as there are test images, so that the
     protocols differ in nothing but whose codes they take."""
@@ -130,9 +138,9 @@ class Generate(Scored):
         check_choices("protocol", self.protocols, PROTOCOLS)
         choose("covariance", self.covariance, get_args(Covariance))
         choose("space", self.space, get_args(Space))
-        check_positive(samples=self.samples)
-        if self.codes < 0 or self.reg_covar < 0:
-            raise InputError(f"codes and reg_covar must be at least 0; given {self.codes} and {self.reg_covar:g}")
+        for name in ("samples", "codes", "reg_covar"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
         for name in ("components", "widths"):
             if not all(value > 0 for value in getattr(self, name)):
                 raise InputError(f"{name} must be above 0; given {getattr(self, name)}")
@@ -155,7 +163,7 @@ class Generate(Scored):
         for protocol in self.protocols:
             metrics |= work.protocol(protocol)
         if trial.model == "vae":
-            noise = torch.randn(self.samples, self.latent_of("vae"), generator=stream(trial.seed, "prior"))
+            noise = torch.randn(work.samples, self.latent_of("vae"), generator=stream(trial.seed, "prior"))
             metrics |= work.scores("prior", decode(model, noise))
         return metrics
 
@@ -172,31 +180,19 @@ class Generate(Scored):
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """Samples, scores and neighbours."""
         from ..figures.coding import title
-        from ..figures.generate import draw_neighbours, draw_samples, draw_scores
+        from ..figures.generate import draw_neighbours, draw_samples
 
         if not finished:
             return []
-        pictures, names = [], self.names(finished)
+        pictures, shown = [], {}
+        for done in finished:
+            shown.setdefault(done.trial.model, done)  # of the first seed
         for protocol in self.protocols:
-            samples = {done.trial.model: self._samples(done, protocol) for done in reversed(finished)}
-            samples = {model: samples[model] for model in dict.fromkeys(done.trial.model for done in finished)}
+            samples = {model: self._samples(done, protocol) for model, done in shown.items()}
             caption = f"Images drawn from mixtures of {_WORDS[protocol]} by number of components, a model a row."
             pictures.append(Picture(f"samples-{protocol}", draw_samples(samples), caption))
-        floors = means(finished, f"{names.frechet} floor")
-        lines = self._lines(finished, names, "", self.components)
-        stars = self._stars(finished, names)
-        caption = (
-            f"{names.title} of images drawn from mixtures against their number of components, mean over seeds. Dotted:"
-            " test images that were only coded and decoded."
-        )
-        figure = draw_scores(lines, floors, "components of the mixture", names.title, stars)
-        pictures.append(Picture("components", figure, caption))
-        if self.widths:
-            lines = self._lines(finished, names, "width ", self.widths)
-            caption = f"{names.title} of images drawn from kernel densities against the width of the kernels."
-            axis = "width of the kernels / deviation of the codes"
-            pictures.append(Picture("widths", draw_scores(lines, floors, axis, names.title), caption))
-        first = next((done for done in finished if done.trial.model == "auton-code"), finished[0])
+        pictures += score_pictures([done.result for done in finished], self.paper)
+        first = shown.get("auton-code", finished[0])
         caption = (
             f"Samples of {title(first.trial.model)}, and the test images nearest to each. Percentages: how many samples"
             " are nearer to some test image than to any of as many training images: about half where nothing is"
@@ -205,31 +201,21 @@ class Generate(Scored):
         pictures.append(Picture("neighbours", draw_neighbours(self._neighbours(first)), caption))
         return pictures
 
-    def names(self, finished: Sequence[Finished]) -> Names:
-        """What the scores of a run are called: the weights may have come or gone since."""
-        return FID if "fid floor" in finished[0].result.metrics else OTHER
+    @classmethod
+    def redraw(cls, results: Sequence[Result]) -> list[Picture]:
+        """Scores against components and widths, of each data set.
+
+        >>> about = ("cifar10", "paper", 0, {}, {"fid floor": 30.0, "fid paper 10": 90.0, "fid paper 100": 60.0})
+        >>> results = [Result("generate", model, *about, 1, 1.0, "", {}, "", "") for model in ("auton-code", "ae")]
+        >>> [picture.name for picture in Generate.redraw(results)]
+        ['components-cifar10']
+        """
+        sets = by_dataset(results).items()
+        return [picture for name, some in sets for picture in score_pictures(some, cls.paper, f"-{name}")]
 
     def _samples(self, done: Finished, protocol: str) -> dict[str, Tensor]:
         kept = done.load("samples")
         return {f"{count:,} components": kept[f"{protocol} {count}"] for count in self.components}
-
-    def _lines(self, finished: Sequence[Finished], names: Names, kind: str, places: Sequence[float]) -> dict[str, Any]:
-        from ..figures.generate import Scores
-
-        lines: dict[str, Any] = {}
-        for protocol in self.protocols:
-            columns = [means(finished, f"{names.frechet} {protocol} {kind}{place}") for place in places]
-            for model in dict.fromkeys(done.trial.model for done in finished):
-                lines.setdefault(model, {})[protocol] = Scores(places, [column[model] for column in columns])
-        return lines
-
-    def _stars(self, finished: Sequence[Finished], names: Names) -> dict[str, Any]:
-        from ..figures.generate import Scores
-
-        told = [each for each in self.paper if each.dataset == self.data_name() and each.metric != "fid prior"]
-        stars = {} if names != FID else {each.model: each for each in told}
-        values = {model: [each.value for each in told if each.model == model] for model in stars}
-        return {model: Scores((100, 1000), value) for model, value in values.items()}
 
     def _neighbours(self, done: Finished) -> dict[str, Any]:
         from ..figures.generate import Neighbours
@@ -249,15 +235,6 @@ class Generate(Scored):
         return tuple(sorted(self.components)[-2:])
 
 
-def means(finished: Sequence[Finished], metric: str) -> dict[str, float]:
-    """The mean of a metric over seeds, a model."""
-    found: dict[str, list[float]] = {}
-    for done in finished:
-        if metric in done.result.metrics:
-            found.setdefault(done.trial.model, []).append(done.result.metrics[metric])
-    return {model: sum(values) / len(values) for model, values in found.items()}
-
-
 class _Work(NamedTuple):
     """The scoring of one model."""
 
@@ -267,6 +244,10 @@ class _Work(NamedTuple):
     model: Autoencoder
     sets: ImageSets
     judge: Judge
+
+    @property
+    def samples(self) -> int:
+        return self.settings.samples or len(self.sets.test)
 
     @property
     def control(self) -> bool:
@@ -319,7 +300,7 @@ class _Work(NamedTuple):
             bar.finish()
 
     def _draw(self, density: GaussianMixture | KernelDensity, key: str) -> Tensor:
-        codes = density.sample(self.settings.samples, stream(self.trial.seed, "samples", key))
+        codes = density.sample(self.samples, stream(self.trial.seed, "samples", key))
         return decode(self.model, codes, self.control)
 
     def _keep(self, name: str, tensors: dict[str, Tensor]) -> None:

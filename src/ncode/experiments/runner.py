@@ -46,7 +46,7 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     else:
         place = RunFolder.open(folder, fabric)
     progress = Progress(quiet=options.quiet, prints=fabric.is_global_zero)
-    progress.say(f"{experiment.name} --{preset}, {len(trials)} trials in {place.path}")
+    progress.say(f"{experiment.name} --{preset}, {len(trials)} trial{'s' if len(trials) != 1 else ''} in {place.path}")
     for trial in trials:
         if place.result(trial.name) is None:
             desk = Desk(fabric, place.trial(trial.name), trial, preset, options, progress)

@@ -17,8 +17,10 @@ from ..metrics import FrechetDistance, Inception, KernelDistance, extract, find_
 from ..solve.problem import choose
 from ..training import Desk, Trial
 from .coding import Coding
+from .kept_features import kept_features
 
 Score = Literal["fid", "random"]
+Precision = Literal["ieee", "tf32"]
 
 
 class Names(NamedTuple):
@@ -78,6 +80,7 @@ class Judge:
     Args:
         test: The test images, bytes (n, 1 or 3, height, width).
         weights: The file of the FID network's weights; None: random features take its place.
+        precision: Of that network's convolutions on CUDA: see `ncode.metrics.Inception`.
 
     >>> judge = Judge(torch.randint(256, (50, 1, 28, 28), dtype=torch.uint8), None)
     >>> scores = judge(torch.randint(128, (50, 1, 28, 28), dtype=torch.uint8))
@@ -85,13 +88,17 @@ class Judge:
     ('Fréchet distance (random features)', ['distance', 'kernel distance'])
     """
 
-    def __init__(self, test: Tensor, weights: Path | None):
-        self.network = (RandomFeatures() if weights is None else _inception(weights)).to(test.device)
+    def __init__(self, test: Tensor, weights: Path | None, precision: Precision = "ieee"):
+        self.network = (RandomFeatures() if weights is None else _inception(weights, precision)).to(test.device)
         features = "random" if weights is None else None
         self.frechet = FrechetDistance(self.network, features, reset_real_features=False)
         # Weights that are not the published ones give no FID either.
         self.names = FID if self.frechet.name == "FID" else OTHER._replace(title=self.frechet.name)
-        self.real = self._features(test)
+        if self.names == FID:
+            # Minutes on a CPU, and the same for every run.
+            self.real = kept_features(test, f"FID network, {precision} on {test.device.type}", self._features)
+        else:
+            self.real = self._features(test)
         self.frechet.update_features(self.real, real=True)
 
     def __call__(self, images: Tensor) -> dict[str, float]:
@@ -123,10 +130,14 @@ class Scored(Coding, ABC):
     name of their own."""
     fid_weights: str = ""
     """File of the FID network's weights. Unless given, it is looked for in the folder of data."""
+    fid_precision: Precision = "ieee"
+    """Of the FID network's convolutions on CUDA. tf32: rounds what is multiplied to 10 bits, and takes a fraction of
+    the time."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choose("score", self.score, get_args(Score))
+        choose("fid_precision", self.fid_precision, get_args(Precision))
 
     @property
     def weights(self) -> Path | None:
@@ -136,7 +147,7 @@ class Scored(Coding, ABC):
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Each model with each seed. Damaged weights of the FID network are found out here, before training."""
         if self.weights is not None:
-            _inception(self.weights)
+            _inception(self.weights, self.fid_precision)
         return super().trials(seeds)
 
     def judge(self, test: Tensor, desk: Desk) -> Judge:
@@ -144,10 +155,11 @@ class Scored(Coding, ABC):
         if self.weights is None and self.score == "fid":
             desk.say(f"the weights of the FID network were not found: {OTHER.title} takes the place of FID")
         # What test images look like is found once for all models of a run.
-        about = (self.dataset, self.data_dir, self.fallback, self.test_images, self.weights, test.device, len(test))
+        about = (self.dataset, self.data_dir, self.fallback, self.test_images, test.device, len(test))
+        about += (self.weights, self.fid_precision)
         if about not in _judges:
             _judges.clear()
-            _judges[about] = Judge(test, self.weights)
+            _judges[about] = Judge(test, self.weights, self.fid_precision)
         return _judges[about]
 
 
@@ -155,8 +167,8 @@ _judges: dict[tuple[Any, ...], Judge] = {}
 
 
 @functools.lru_cache(maxsize=1)
-def _inception(weights: Path) -> Inception:
-    return load_inception(weights)
+def _inception(weights: Path, precision: Precision) -> Inception:
+    return load_inception(weights, precision=precision)
 
 
 def find_fid_weights(named: str, data_dir: str) -> Path | None:

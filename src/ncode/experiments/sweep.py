@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
@@ -13,7 +14,8 @@ from ..report import gather
 from ..solve import InputError
 from ..solve.problem import choose
 from ..training import Result, RunOptions
-from ..training.folder import find_unfinished
+from ..training.files import explained, plain
+from ..training.folder import find_unfinished, read_record
 from .base import Experiment
 from .runner import run
 
@@ -62,6 +64,12 @@ class Sweep:
         """All combinations, the last setting changing fastest."""
         return [dict(zip(self.grid, values, strict=True)) for values in itertools.product(*self.grid.values())]
 
+    def question(self, point: Point) -> str:
+        """What is asked of a point: its number answers this and nothing else, whatever the folder is called."""
+        settings = asdict(replace(self.base, **point))
+        asked = {"metric": self.metric, "seed": self.options.seed, "seeds": self.options.seeds, "settings": settings}
+        return json.dumps(plain(asked), sort_keys=True)
+
 
 def sweep(plan: Sweep) -> str:
     """Run every point that is not done yet, and give the table of all.
@@ -69,7 +77,7 @@ def sweep(plan: Sweep) -> str:
     A point that fails is written down as failed, and the others go on; saying the same sweep again tries it again.
     """
     study = _study(plan)
-    todo = [(number, point) for number, point in enumerate(plan.points()) if _value(study, point) is None]
+    todo = [(number, point) for number, point in enumerate(plan.points()) if _value(study, plan, point) is None]
     for point, outcome in _outcomes(plan, todo):
         _tell(study, plan, point, outcome)
     return table(plan, study)
@@ -80,8 +88,18 @@ def run_point(plan: Sweep, number: int, point: Point) -> float:
     out = plan.folder / f"point-{number:03}"
     options = replace(plan.options, out=out)
     experiment = replace(plan.base, **point)
-    path = run(experiment, plan.preset, options, find_unfinished(out, experiment.name))
+    path = run(experiment, plan.preset, options, _begun(out, experiment, options))
     return fmean(_metric(result, plan.metric) for result in gather([path])[0].results)
+
+
+def _begun(out: Path, experiment: Experiment, options: RunOptions) -> Path | None:
+    """A run of the same settings and seeds to go on with; point 3 of another grid is another experiment."""
+    path = find_unfinished(out, experiment.name)
+    if path is None:
+        return None
+    record = read_record(path)
+    before = record["settings"], record["options"]["seed"], record["options"]["seeds"]
+    return path if before == (plain(experiment), options.seed, options.seeds) else None
 
 
 def read_grid(kind: type[Experiment], words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
@@ -106,7 +124,7 @@ def read_grid(kind: type[Experiment], words: Sequence[str]) -> dict[str, tuple[A
 
 def table(plan: Sweep, study: Study) -> str:
     """The points, the best first."""
-    values = [(point, _value(study, point)) for point in plan.points()]
+    values = [(point, _value(study, plan, point)) for point in plan.points()]
     done = [(point, value) for point, value in values if value is not None]
     done.sort(key=lambda item: -item[1] if plan.maximise else item[1])
     heads = [*plan.grid, plan.metric]
@@ -123,16 +141,18 @@ def _study(plan: Sweep) -> Study:
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    plan.folder.mkdir(parents=True, exist_ok=True)
+    with explained(plan.folder):
+        plan.folder.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(plan.folder / "journal.log")))
     direction = "maximize" if plan.maximise else "minimize"
     return optuna.create_study(study_name="sweep", storage=storage, direction=direction, load_if_exists=True)
 
 
-def _value(study: Study, point: Point) -> float | None:
+def _value(study: Study, plan: Sweep, point: Point) -> float | None:
     """What a point came to, in this life of the sweep or an earlier one."""
+    question = plan.question(point)
     for trial in study.trials:
-        if trial.value is not None and trial.user_attrs.get("point") == _key(point):
+        if trial.value is not None and trial.user_attrs.get("question") == question:
             return trial.value
     return None
 
@@ -143,13 +163,13 @@ def _tell(study: Study, plan: Sweep, point: Point, outcome: float | Exception) -
 
     choices = {name: CategoricalDistribution([_say(value) for value in plan.grid[name]]) for name in point}
     about = {"params": {name: _say(value) for name, value in point.items()}, "distributions": choices}
+    attributes = {"point": _key(point), "question": plan.question(point)}
     if isinstance(outcome, Exception):
         error = f"{type(outcome).__name__}: {outcome}"
         print(f"failed: {_key(point)}: {error}", flush=True)
-        attributes = {"point": _key(point), "error": error}
-        study.add_trial(create_trial(state=TrialState.FAIL, user_attrs=attributes, **about))
+        study.add_trial(create_trial(state=TrialState.FAIL, user_attrs={**attributes, "error": error}, **about))
     else:
-        study.add_trial(create_trial(value=outcome, user_attrs={"point": _key(point)}, **about))
+        study.add_trial(create_trial(value=outcome, user_attrs=attributes, **about))
 
 
 def _outcomes(plan: Sweep, todo: Sequence[tuple[int, Point]]) -> Iterator[tuple[Point, float | Exception]]:

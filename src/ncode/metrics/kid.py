@@ -15,7 +15,13 @@ from .inception import Inception
 
 
 class Spread(NamedTuple):
-    """A mean over subsets, and the standard deviation between them."""
+    """A mean over subsets, and the standard deviation between them.
+
+    >>> import torch, ncode.metrics
+    >>> features = torch.randn(20, 3)
+    >>> ncode.metrics.kernel_distance(features, features + 1, subsets=1, subset_size=20)._fields
+    ('mean', 'std')
+    """
 
     mean: Tensor
     std: Tensor

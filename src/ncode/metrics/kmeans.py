@@ -20,7 +20,13 @@ Progress = Callable[[str, int, int], None]  # stage, done, of
 
 @dataclass(frozen=True)
 class Clusters:
-    """What k-means found: centres (k, d), the cluster of each point, and the sum of squared distances to centres."""
+    """What k-means found: centres (k, d), the cluster of each point, and the sum of squared distances to centres.
+
+    >>> import torch, ncode.metrics
+    >>> found = ncode.metrics.k_means(torch.tensor([[0.0], [2.0], [8.0]]), 1)
+    >>> found.centres.shape, found.labels
+    (torch.Size([1, 1]), tensor([0, 0, 0]))
+    """
 
     centres: Tensor
     labels: Tensor

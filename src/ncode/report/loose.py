@@ -22,7 +22,7 @@ def read_loose(files: Sequence[Path], about: Mapping[str, Mapping[str, Any]]) ->
             result = as_result(read_object(path))
             groups.setdefault((result.experiment, result.preset), []).append(result)
         except InputError as error:
-            damaged.append(f"{path.parent.name}/{path.name} is left out: {error}.")
+            damaged.append(f"{Path(path.parent.name, path.name)} is left out: {error}.")
     if not groups and damaged:
         raise InputError(f"there is no result that can be read: {' '.join(damaged)}")
     runs = [_loose_run(*key, results, about.get(key[0], {})) for key, results in groups.items()]

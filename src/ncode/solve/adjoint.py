@@ -34,7 +34,7 @@ from .step import Step, advance, like
 
 
 @dataclass(frozen=True, eq=False)
-class Augmented:
+class AdjointSystem:
     """The system (z, a) without the cost's value: its constants are (*theta, c), c the gradient of the cost."""
 
     field: Field
@@ -90,7 +90,7 @@ def pull(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequen
 class Quadrature:
     """Integrates a dh/dp + c dl/dp along accepted steps: sum_i h b_i (a dh/dp) at the stages of each."""
 
-    def __init__(self, system: Augmented, step: Step, theta: Sequence[Tensor], trained: Sequence[Tensor]):
+    def __init__(self, system: AdjointSystem, step: Step, theta: Sequence[Tensor], trained: Sequence[Tensor]):
         self.system, self.step, self.trained = system, step, trained
         self.theta = [torch.zeros_like(leaf) for leaf in theta]
         self.sums: list[Tensor | None] = [None] * len(trained)
@@ -128,6 +128,19 @@ class Quadrature:
                     self.sums[number] = grad if old is None else old + grad
 
 
+def _chosen(ok: Tensor, these: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """These leaves for the samples that are ok, the others for those that are not."""
+    return [torch.where(like(ok, (a,))[0], a, b) for a, b in zip(these, others, strict=True)]
+
+
+def _given(ok: Tensor, leaves: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor]:
+    """The gradients that leaves were given: zeros where there is none, and for samples that are not ok."""
+    return [
+        torch.zeros_like(leaf) if grad is None else torch.where(like(ok, (leaf,))[0], grad, 0)
+        for leaf, grad in zip(leaves, grads, strict=True)
+    ]
+
+
 @dataclass(eq=False)
 class Adjoint:
     """One solve: what its forward pass leaves for its backward pass, which is its end and its saved values."""
@@ -145,19 +158,12 @@ class Adjoint:
     ) -> tuple[list[Tensor], list[Tensor], list[Tensor | None]]:
         """Solve the adjoint backward in time, from saved time to saved time."""
         problem, field = self.problem, self.problem.field
-        system = Augmented(field, self.ambient)
+        system = AdjointSystem(field, self.ambient)
         ok = self.status == Status.OK
-        given = [
-            torch.zeros_like(leaf) if grad is None else torch.where(like(ok, (leaf,))[0], grad, 0)
-            for leaf, grad in zip(problem.z0, grads.z, strict=True)
-        ]
+        given = _given(ok, problem.z0, grads.z)
         a, c = given[: system.width], given[-1] if field.cost is not None else torch.zeros_like(problem.t0)
         # A sample that failed has no end to start from: it stays at its beginning, with a gradient of zero.
-        z = [
-            torch.where(like(ok, (leaf,))[0], leaf, start.detach())
-            for leaf, start in zip(self.z1, problem.z0, strict=True)
-        ]
-        z = z[: system.width]
+        z = _chosen(ok, self.z1, [start.detach() for start in problem.z0])[: system.width]
         t0 = problem.t0.detach()
         t = torch.where(ok, problem.t1.detach(), t0)
         constants = (*(leaf.detach() for leaf in problem.theta), c)
@@ -170,26 +176,20 @@ class Adjoint:
         spent = ok.int() * want_t1
         grad_t1 = self._speed(system, t, z, a, constants) if want_t1 else t
         grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None else None
-        columns = range(problem.ts.shape[1] - 1, -1, -1) if problem.ts is not None else ()
-        for column in (*columns, None):
-            goal = t0 if column is None or problem.ts is None else torch.where(ok, problem.ts.detach()[:, column], t0)
+        saved_times = problem.ts.detach().unbind(1) if problem.ts is not None else ()
+        for column, time in reversed(list(enumerate(saved_times))):
+            goal = torch.where(ok, time, t0)
             z, a, evaluations = self._go(attempt, quadrature, t, goal, z, a, constants)
             spent, t = spent + evaluations, goal
-            if column is not None and grad_ts is not None:
-                jump = [
-                    torch.zeros_like(leaf) if grad is None else torch.where(like(ok, (leaf,))[0], grad[:, column], 0)
-                    for leaf, grad in zip(a, grads.saved, strict=True)
-                ]
-                z = [
-                    torch.where(like(ok, (leaf,))[0], kept[:, column], leaf)
-                    for leaf, kept in zip(z, self.saved, strict=True)
-                ]
-                if want_ts[0]:
-                    spent = spent + ok.int()
-                    grad_ts[:, column] = self._speed(system, t, z, jump, (*constants[:-1], torch.zeros_like(c)))
-                a = [leaf + more for leaf, more in zip(a, jump, strict=True)]
+            jump = _given(ok, a, [None if grad is None else grad[:, column] for grad in grads.saved])
+            z = _chosen(ok, [kept[:, column] for kept in self.saved], z)
+            if grad_ts is not None and want_ts[0]:
+                spent = spent + ok.int()
+                grad_ts[:, column] = self._speed(system, t, z, jump, (*constants[:-1], torch.zeros_like(c)))
+            a = [leaf + more for leaf, more in zip(a, jump, strict=True)]
+        z, a, evaluations = self._go(attempt, quadrature, t, t0, z, a, constants)
         grad_t0 = -self._speed(system, t0, z, a, constants) if want_t0 else t0
-        self.stats.nfe_backward = spent + ok.int() * want_t0
+        self.stats.nfe_backward = spent + evaluations + ok.int() * want_t0
         rows = [*quadrature.theta, grad_t0, grad_t1, *(() if grad_ts is None else (grad_ts,))]
         adjoint = [*a, *([c] if field.cost is not None else [])]
         return adjoint, [row for row, want in zip(rows, wanted, strict=True) if want], quadrature.sums
@@ -233,7 +233,7 @@ class Adjoint:
 
     def _speed(
         self,
-        system: Augmented,
+        system: AdjointSystem,
         t: Tensor,
         z: Sequence[Tensor],
         a: Sequence[Tensor],

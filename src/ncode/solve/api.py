@@ -16,7 +16,7 @@ from .ambient import Ambient
 from .apart import apart
 from .discrete import Discrete
 from .field import Control, Cost, Dynamics, Feedback
-from .forward import look, run
+from .forward import Forward, look, run
 from .join import Outputs, join
 from .problem import (
     GRADIENTS,
@@ -36,7 +36,7 @@ from .status import InputError, SolveError, Status
 from .step import like
 from .stepsize import PID
 from .tape import Tape
-from .touched import replaced
+from .touched import Touched, replaced
 from .unrolled import lose, planned, unroll
 
 _P = ParamSpec("_P")
@@ -180,33 +180,58 @@ def _solve(problem: Problem, theta: Control, gradient: str, compile: bool, every
         forward = run(problem, touched, [tape] if tape is not None else [], compile=compile)
     march = forward.march
     stats = Stats(forward.nfe, march.accepted, march.rejected)
+    if unrolled and tape is not None:
+        outputs, times = _unroll(problem, tape, forward, stats, rooted=rooted)
+        return _finish(problem, theta, outputs, stats, march.status, march.t, times, throw, forward.failed)
     times, states, powers = None, (), ()
     if forward.dense is not None and forward.dense.moves:
         times, states, powers = _knots(problem, forward.dense.moves), *forward.dense.stacked()
     outputs = Outputs(march.z, forward.saved, states, powers)
-    if grad and not unrolled:
-        field, inner = apart(problem.field, touched)
-        functions = problem.field.dynamics, problem.field.feedback, problem.field.cost
-        alone, ambient = replace(problem, field=field), Ambient(problem.t0.device, replaced(functions))
-        if tape is not None:
-            job = Discrete(alone, inner, compile, tape, march.status, stats, ambient)
-        else:
-            z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (march.z, forward.saved))
-            job = Adjoint(alone, rooted, z1, saved, march.status, stats, ambient)
-        outputs = join(job, problem, trained, inner.trained, outputs)
-    elif grad and tape is not None:
-        ok = march.status == Status.OK
-        steps = tape.steps(ok, problem.z0, rooted=rooted or problem.dense)
-        outputs = lose(unroll(problem, steps), march.status)
-        if not bool(ok.all()):  # what a failed sample passed before it failed
-            saved = zip(outputs.saved, forward.saved, strict=True)
-            outputs = outputs._replace(saved=tuple(torch.where(like(ok, (a,))[0], a, b) for a, b in saved))
-        handed_on = (problem.dense or problem.ts is not None) and problem.tableau.dense_needs_end
-        again = march.accepted * forward.evaluations + (march.accepted > 0) * handed_on
-        stats.nfe = stats.nfe + torch.where(ok, again, 0)
-        taken = [steps.move(n) for n in range(len(steps.sizes))] if problem.dense else []
-        times = _knots(problem, taken) if taken else None
+    if grad:
+        outputs = _joined(problem, touched, tape, forward, stats, outputs, rooted=rooted, compile=compile)
     return _finish(problem, theta, outputs, stats, march.status, march.t, times, throw, forward.failed)
+
+
+def _joined(
+    problem: Problem,
+    touched: Touched,
+    tape: Tape | None,
+    forward: Forward,
+    stats: Stats,
+    outputs: Outputs,
+    *,
+    rooted: bool,
+    compile: bool,
+) -> Outputs:
+    """The outputs, with a gradient: "discrete" along a tape, "adjoint" without one."""
+    field, inner = apart(problem.field, touched)
+    functions = problem.field.dynamics, problem.field.feedback, problem.field.cost
+    alone, ambient = replace(problem, field=field), Ambient(problem.t0.device, replaced(functions))
+    march = forward.march
+    if tape is not None:
+        job = Discrete(alone, inner, compile, tape, march.status, stats, ambient)
+    else:
+        z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (march.z, forward.saved))
+        job = Adjoint(alone, rooted, z1, saved, march.status, stats, ambient)
+    return join(job, problem, touched.trained, inner.trained, outputs)
+
+
+def _unroll(
+    problem: Problem, tape: Tape, forward: Forward, stats: Stats, *, rooted: bool
+) -> tuple[Outputs, tuple[Tensor, Tensor] | None]:
+    """The accepted steps once more, as a plain graph: the outputs, and the times that dense output is made of."""
+    march = forward.march
+    ok = march.status == Status.OK
+    steps = tape.steps(ok, problem.z0, rooted=rooted or problem.dense)
+    outputs = lose(unroll(problem, steps), march.status)
+    if not bool(ok.all()):  # what a failed sample passed before it failed
+        saved = zip(outputs.saved, forward.saved, strict=True)
+        outputs = outputs._replace(saved=tuple(torch.where(like(ok, (a,))[0], a, b) for a, b in saved))
+    handed_on = (problem.dense or problem.ts is not None) and problem.tableau.dense_needs_end
+    again = march.accepted * forward.evaluations + (march.accepted > 0) * handed_on
+    stats.nfe = stats.nfe + torch.where(ok, again, 0)
+    taken = [steps.move(n) for n in range(len(steps.sizes))] if problem.dense else []
+    return outputs, _knots(problem, taken) if taken else None
 
 
 def _refuse_mapped(leaves: Sequence[Tensor]) -> None:

@@ -258,49 +258,28 @@ def check(
     max_steps: int,
 ) -> Problem:
     """Check the arguments of `solve` and make a Problem of them."""
-    for name, function in (("dynamics", dynamics), ("feedback", feedback), ("cost", cost)):
-        if not callable(function) and not (function is None and name != "dynamics"):
-            raise InputError(f"{name} must be a function of (t, x, theta); given {type(function).__name__}")
-    tableau = METHODS[choose("method", method, METHODS)]
+    _check_functions(dynamics, feedback, cost)
+    tableau, tolerance, dt = check_method(method, rtol, atol, dt)
     choose("step", step, ("sample", "batch"))
-    rtol, atol = check_number("rtol", rtol, low=0.0), check_number("atol", atol, low=0.0)
-    if rtol == 0.0 and atol == 0.0:
-        raise InputError("rtol and atol are both 0: no step is that exact")
-    if dt is not None:
-        dt = check_number("dt", dt, low=0.0, strict=True)
-    elif not tableau.adaptive:
-        adaptive = ", ".join(name for name, known in METHODS.items() if known.adaptive)
-        raise InputError(f'method "{method}" has no error estimate: give a step size dt, or use one of {adaptive}')
     max_steps = check_count("max_steps", max_steps)
     if not isinstance(pid, PID):
         raise InputError(f"pid must be a PID, such as PID(p=0.2); given {type(pid).__name__}")
 
     dtype = check_state(x0)
     leaves, spec = check_control(theta, x0)
-    if not symbolic() and not all_finite((x0, *(leaf for leaf in leaves if leaf.dtype != torch.bool))):
-        check_finite("x0", x0)
-        for leaf in leaves:
-            check_finite("theta", leaf)
-    if feedback is not None and spec is None:
-        raise InputError("feedback drives a control, but theta is None: give the control at t0")
+    _check_values(x0, leaves)
+    driven = _check_driven(x0, leaves, spec) if feedback is not None else ()
     time = torch.float32 if x0.device.type == "mps" else torch.float64
     t0_given, t0_all = check_time("t0", t0, x0, time)
     t1_given, t1_all = check_time("t1", t1, x0, time)
     if step == "batch" and x0.shape[0] and not _shared(t0_given, t1_given):
         raise InputError('step="batch" takes one step for all samples, so t0 and t1 must be the same for all')
     ts_given, ts = (None, None) if save_at is None else check_saved(save_at, t0_all.detach(), t1_all.detach())
-
-    z0 = (x0, *(leaves if feedback is not None else ()))
-    if feedback is not None:
-        for leaf in leaves:
-            if leaf.dtype != x0.dtype:
-                raise InputError(f"a control with feedback must be {x0.dtype} like x0; given a leaf of {leaf.dtype}")
-    if cost is not None:
-        z0 = (*z0, torch.zeros(x0.shape[0], dtype=dtype, device=x0.device))
+    costs = () if cost is None else (torch.zeros(x0.shape[0], dtype=dtype, device=x0.device),)
     return Problem(
         field=Field(dynamics, feedback, cost, spec, dtype),
         tableau=tableau,
-        z0=z0,
+        z0=(x0, *driven, *costs),
         theta=() if feedback is not None else leaves,
         t0=t0_all,
         t1=t1_all,
@@ -311,10 +290,49 @@ def check(
         dt=dt,
         together=step == "batch",
         pid=pid,
-        tolerance=Tolerance(rtol, atol),
+        tolerance=tolerance,
         max_steps=max_steps,
         dense=dense,
     )
+
+
+def _check_functions(dynamics: Any, feedback: Any, cost: Any) -> None:
+    for name, function in (("dynamics", dynamics), ("feedback", feedback), ("cost", cost)):
+        if not callable(function) and not (function is None and name != "dynamics"):
+            raise InputError(f"{name} must be a function of (t, x, theta); given {type(function).__name__}")
+
+
+def check_method(method: Any, rtol: Any, atol: Any, dt: Any) -> tuple[Tableau, Tolerance, float | None]:
+    """How steps are taken and judged."""
+    tableau = METHODS[choose("method", method, METHODS)]
+    rtol, atol = check_number("rtol", rtol, low=0.0), check_number("atol", atol, low=0.0)
+    if rtol == 0.0 and atol == 0.0:
+        raise InputError("rtol and atol are both 0: no step is that exact")
+    if dt is not None:
+        dt = check_number("dt", dt, low=0.0, strict=True)
+    elif not tableau.adaptive:
+        adaptive = ", ".join(name for name, known in METHODS.items() if known.adaptive)
+        raise InputError(f'method "{method}" has no error estimate: give a step size dt, or use one of {adaptive}')
+    return tableau, Tolerance(rtol, atol), dt
+
+
+def _check_values(x0: Tensor, leaves: Sequence[Tensor]) -> None:
+    """Refuse a state or control that is not finite. Who it was is only asked where something is wrong."""
+    if symbolic() or all_finite((x0, *(leaf for leaf in leaves if leaf.dtype != torch.bool))):
+        return
+    check_finite("x0", x0)
+    for leaf in leaves:
+        check_finite("theta", leaf)
+
+
+def _check_driven(x0: Tensor, leaves: State, spec: pytree.TreeSpec | None) -> State:
+    """The control as a part of z."""
+    if spec is None:
+        raise InputError("feedback drives a control, but theta is None: give the control at t0")
+    for leaf in leaves:
+        if leaf.dtype != x0.dtype:
+            raise InputError(f"a control with feedback must be {x0.dtype} like x0; given a leaf of {leaf.dtype}")
+    return leaves
 
 
 def _shared(*times: float | Tensor) -> bool:

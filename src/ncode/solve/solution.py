@@ -16,7 +16,17 @@ from .step import evaluate
 
 @dataclass
 class Stats:
-    """Costs of a solve, a sample each (integer tensors of shape (batch,))."""
+    """Costs of a solve, a sample each (integer tensors of shape (batch,)).
+
+    >>> import torch, ncode
+    >>> x0 = torch.ones(2, 1, requires_grad=True)
+    >>> sol = ncode.solve(lambda t, x, theta: -x, x0, 0.0, 1.0, method="rk4", dt=0.5)
+    >>> sol.stats.steps, sol.stats.rejected
+    (tensor([2, 2], dtype=torch.int32), tensor([0, 0], dtype=torch.int32))
+    >>> sol.x.sum().backward()
+    >>> sol.stats.nfe_backward
+    tensor([8, 8], dtype=torch.int32)
+    """
 
     nfe: Tensor  # evaluations of the dynamics
     steps: Tensor  # accepted
@@ -29,6 +39,12 @@ class Dense:
     """Dense output: a function of time, of the method's own order.
 
     `begins` and `ends` are (batch, n): the times at which steps begin and end (equal where a sample stood still).
+
+    >>> import torch, ncode
+    >>> sol = ncode.solve(lambda t, x, theta: 2 * t[:, None], torch.zeros(1, 1), 0.0, 1.0, dense=True)
+    >>> x, = sol.dense(torch.tensor([[0.5, 1.0]]))
+    >>> x.flatten().round(decimals=4)
+    tensor([0.2500, 1.0000])
     """
 
     begins: Tensor
@@ -64,6 +80,12 @@ class Solution:
     `x`, `theta` and `cost` are at t1, (batch, ...); `ts`, `xs` and `thetas` at the saved times, (batch, T, ...). With
     `dense=True` the solution is a function of time: `sol(t)` is x at one time for all, and with t of shape (T,) or
     (batch, T) it is (batch, T, ...).
+
+    >>> import torch, ncode
+    >>> x0 = torch.ones(3, 2)
+    >>> sol = ncode.solve(lambda t, x, theta: theta - x, x0, 0.0, 1.0, theta=x0, save_at=[0.0, 0.5, 1.0], dense=True)
+    >>> sol.x.shape, sol.xs.shape, sol(0.25).shape, bool(sol.ok.all())
+    (torch.Size([3, 2]), torch.Size([3, 3, 2]), torch.Size([3, 2]), True)
     """
 
     x: Tensor

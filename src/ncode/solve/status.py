@@ -41,13 +41,28 @@ class Status(enum.IntEnum):
 
 
 class InputError(ValueError):
-    """An argument that cannot be used: the message says what was given, what was expected, and what to do."""
+    """An argument that cannot be used: the message says what was given, what was expected, and what to do.
+
+    >>> import torch, ncode
+    >>> try:
+    ...     ncode.solve(lambda t, x, theta: -x, torch.ones(2, 1), 0.0, 1.0, method="tsit")
+    ... except ncode.InputError as error:
+    ...     print(str(error).partition(" (")[0])
+    unknown method 'tsit'; did you mean "tsit5"?
+    """
 
 
 class SolveError(RuntimeError):
     """Some samples did not reach t1.
 
     `samples`, `times` and `statuses` name them; `solution` holds what was reached, with nan for those samples.
+
+    >>> import torch, ncode
+    >>> try:
+    ...     ncode.solve(lambda t, x, theta: x * x, torch.tensor([[0.1], [9.0]]), 0.0, 1.0)  # blows up at t = 1 / x0
+    ... except ncode.SolveError as error:
+    ...     print(error.samples, error.solution.x.isnan().tolist())
+    [1] [[False], [True]]
     """
 
     def __init__(

@@ -21,7 +21,12 @@ Row = tuple[float, ...]
 
 @dataclass(frozen=True)
 class Tableau:
-    """One method. See the module's docstring for what the rows mean."""
+    """One method. See the module's docstring for what the rows mean.
+
+    >>> from ncode.solve import METHODS
+    >>> METHODS["dopri5"].order, METHODS["dopri5"].stages, METHODS["rk4"].adaptive
+    (5, 6, False)
+    """
 
     name: str
     order: int

@@ -27,6 +27,14 @@ class _Entry(NamedTuple):
     z: State
 
 
+class _Taken(NamedTuple):
+    """Accepted steps, one after the other."""
+
+    sample: Tensor  # whose
+    number: Tensor  # how many the sample had taken before
+    row: Tensor  # which row of all attempts
+
+
 class Tape:
     """Records the accepted steps: times and step sizes of all, states of every `every`-th step of a sample."""
 
@@ -49,22 +57,18 @@ class Tape:
         `rooted` leaves every sample in its place. Otherwise the number of samples shrinks from step to step, with a
         `ladder` only by that factor: then some samples have no step n, and stand still at their last state.
         """
-        batch, every = len(ok), self.every
         together = self._together(ok, rooted)
         if together is not None:
             moves = [self.entries[attempt].moves._replace(z=self.entries[attempt].z) for attempt in together]
-            return Even(moves, batch, together)
+            return Even(moves, len(ok), together)
+        return self._uneven(ok, z0, rooted=rooted, ladder=ladder)
 
+    def _uneven(self, ok: Tensor, z0: State, *, rooted: bool, ladder: int | None) -> Uneven:
+        """The steps of samples that went different ways: tables of where each one's step n is written."""
+        batch, every, taken = len(ok), self.every, self._taken(ok, rooted)
         everyone = torch.arange(batch, device=ok.device)
-        moves = [entry.moves for entry in self.entries]
-        sample = torch.cat([everyone[:0], *(everyone if m.rows is None else m.rows for m in moves)])
-        number = torch.cat([everyone[:0].int(), *(m.number for m in moves if m.number is not None)]).long()
-        none = z0[0].new_zeros(0, dtype=torch.float64)
-        h = torch.cat([none, *(m.h for m in moves)])
-        took = ((h != 0) & (ok[sample] | rooted)).nonzero().flatten()
-        sample, number = sample[took], number[took]
-        counts = torch.bincount(sample, minlength=batch)
-        sizes: list[int] = torch.bincount(number).tolist()
+        counts = torch.bincount(taken.sample, minlength=batch)
+        sizes: list[int] = torch.bincount(taken.number).tolist()
         samples = batch if rooted or not sizes else sizes[0]
         order, rank = None, everyone
         if rooted:
@@ -76,32 +80,41 @@ class Tape:
             if ladder is not None and sizes:
                 sizes = [rung(batch, size) for size in sizes]
                 order, counts = _padded(order, sizes[0]), _padded(counts, sizes[0], value=0)
-        rank = rank[sample]
-        source = _table(rank, number, took, len(sizes), torch.zeros_like(counts))
-        t, t_next, h = (torch.cat([none, *(getattr(m, name) for m in moves)])[source] for name in ("t", "t_next", "h"))
+        rank = rank[taken.sample]
+        source = _table(rank, taken.number, taken.row, len(sizes), torch.zeros_like(counts))
+        t, t_next, h = (self._all(name, ok.device)[source] for name in ("t", "t_next", "h"))
         moving = torch.arange(len(sizes), device=ok.device)[:, None] < counts
         states, position = self._states(z0)
-        held = number % every == 0
+        held = taken.number % every == 0
+        # A sample that never moved stands at its start.
+        start = len(states[0]) - batch + (everyone if order is None else order)
+        place, height = position[taken.row[held]], -(-len(sizes) // every)
         return Uneven(
-            sizes,
-            order,
-            samples,
-            counts,
-            torch.where(moving, t, t_next),
-            t_next,
-            torch.where(moving, h, 0.0),
-            source,
-            states,
-            # A sample that never moved stands at its start.
-            _table(
-                rank[held],
-                number[held] // every,
-                position[took[held]],
-                -(-len(sizes) // every),
-                len(states[0]) - batch + (everyone if order is None else order),
-            ),
-            every,
+            sizes=sizes,
+            order=order,
+            samples=samples,
+            counts=counts,
+            t=torch.where(moving, t, t_next),
+            t_next=t_next,
+            h=torch.where(moving, h, 0.0),
+            sources=source,
+            states=states,
+            kept=_table(rank[held], taken.number[held] // every, place, height, start),
+            every=every,
         )
+
+    def _taken(self, ok: Tensor, rooted: bool) -> _Taken:
+        """Every step that counts, in the order in which they were taken."""
+        moves, everyone = [entry.moves for entry in self.entries], torch.arange(len(ok), device=ok.device)
+        sample = torch.cat([everyone[:0], *(everyone if m.rows is None else m.rows for m in moves)])
+        number = torch.cat([everyone[:0].int(), *(m.number for m in moves if m.number is not None)]).long()
+        row = ((self._all("h", ok.device) != 0) & (ok[sample] | rooted)).nonzero().flatten()
+        return _Taken(sample[row], number[row], row)
+
+    def _all(self, name: str, device: torch.device) -> Tensor:
+        """One time of all attempts, row after row."""
+        parts = [getattr(entry.moves, name) for entry in self.entries]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device=device)
 
     def _together(self, ok: Tensor, rooted: bool) -> list[int] | None:
         """Which attempts moved samples, if each moved all of them or none: then attempts are steps."""

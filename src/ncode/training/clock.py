@@ -1,17 +1,17 @@
-"""`Clock`: how long a trial has taken, over all its lives."""
+"""`TrialClock`: how long a trial has taken, over all its lives."""
 
 from __future__ import annotations
 
 import time
 
 
-class Clock:
+class TrialClock:
     """Counts from when it is made, and goes on from what a checkpoint says.
 
     Attributes:
         earlier: Seconds of the lives before this one.
 
-    >>> clock = Clock()
+    >>> clock = TrialClock()
     >>> clock.go_on(60.0)
     >>> 60 < clock.seconds < 120
     True

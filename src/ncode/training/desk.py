@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..solve import InputError
-from .clock import Clock
+from .clock import TrialClock
 from .files import explained, write_file
 from .log import MetricsLog
 from .loop import fit
@@ -66,7 +66,7 @@ class Desk:
         self.progress = progress or Progress(quiet=True)
         self.parameters = 0
         self.final: dict[str, float] = {}
-        self._clock = Clock()
+        self._clock = TrialClock()
         self._log = MetricsLog(self.folder / "metrics.jsonl", writes=fabric.is_global_zero)
         self._fitted: set[str] = set()
         seed_all(trial.seed, "weights")

@@ -62,9 +62,12 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def explained(path: Path):
-    """Turn the system's error into a sentence. What was written before is whole, so the run can go on later."""
+    """Turn the system's error into a sentence. What was written before is whole, so a run can go on later."""
     try:
         yield
+    # A file where a folder should be: nothing was written yet, and room would not help.
+    except (FileExistsError, NotADirectoryError) as error:
+        raise RunError(f"{path} cannot be made: a file is in its way; name another folder") from error
     except OSError as error:
         reason = error.strerror or error
         raise RunError(

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..solve import InputError
 from .best import Best
 from .checkpoint import Checkpoints, Saved
-from .clock import Clock
+from .clock import TrialClock
 from .engine import Engine
 from .errors import RunError, Stopped
 from .log import MetricsLog
@@ -46,7 +46,7 @@ def fit(
     title: str,
     options: RunOptions,
     log: MetricsLog,
-    clock: Clock,
+    clock: TrialClock,
     progress: Progress,
 ) -> dict[str, float]:
     """Train a task's model in place, from its last checkpoint where it has one.
@@ -108,7 +108,7 @@ class _Loop:
         key: tuple[int, str],
         options: RunOptions,
         log: MetricsLog,
-        clock: Clock,
+        clock: TrialClock,
         progress: Progress,
     ):
         self.task, self.fabric, self.model = task, fabric, task.model

@@ -81,6 +81,9 @@ class Column(NamedTuple):
         title: The head of the column, with its unit: "error, %".
         digits: After the point.
         scale: What the metric is multiplied by first: 100 for per cent.
+
+    >>> Column("error", "error, %", digits=1, scale=100.0).title
+    'error, %'
     """
 
     metric: str
@@ -90,7 +93,11 @@ class Column(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """A number that the paper prints, in the metric's own unit. `note` says how it was read, where that is open."""
+    """A number that the paper prints, in the metric's own unit. `note` says how it was read, where that is open.
+
+    >>> Reported("ncode", "cifar10", "accuracy", 0.601, note="read off figure 4").value
+    0.601
+    """
 
     model: str
     dataset: str

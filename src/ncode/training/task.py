@@ -19,6 +19,9 @@ class Loss(NamedTuple):
         value: To be made small, a scalar.
         report: What the progress bar and the log tell, a scalar tensor or number each: accuracy, nfe, rejected,
             control norm.
+
+    >>> Loss(torch.tensor(0.5), {"nfe": 26}).report
+    {'nfe': 26}
     """
 
     value: Tensor
@@ -39,6 +42,19 @@ class Task(ABC):
         keep_best: A metric of `evaluate`, as "accuracy", or "-error" where less is better: after the last step the
             model goes back to the weights of the evaluation that was best by it. Empty: the last weights stay.
         clip: A gradient that is longer is shortened to this length. 0: none is.
+
+    >>> class Halve(Task):
+    ...     def __init__(self):
+    ...         self.model, self.steps = nn.Linear(1, 1), 3
+    ...     def batch(self, step, generator):
+    ...         return torch.rand(8, 1, generator=generator)
+    ...     def loss(self, model, batch):
+    ...         return Loss((model(batch) - batch / 2).square().mean(), {})
+    ...     def evaluate(self, model):
+    ...         return {"error": float((model(torch.ones(1, 1)) - 0.5).abs())}
+    >>> task = Halve()
+    >>> task.loss(task.model, task.batch(0, torch.Generator())).value.shape
+    torch.Size([])
     """
 
     model: nn.Module

@@ -1,4 +1,4 @@
-"""One solve of a block, checked and ready."""
+"""What is asked of a block in one solve."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .settings import Settings
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """What is to be solved, and what is to be told about it."""
+class Request:
+    """What is to be solved, checked and ready, and what is to be told about it."""
 
     x0: Tensor  # the state at t0
     state: State  # the controller's
