@@ -54,6 +54,8 @@ def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
         _line(accuracy, course.steps, 100 * course.accuracy, colour, model)
         _line(losses, course.steps, course.loss, colour)
         _line(losses, course.steps, course.train, colour, style="--")
+        if not course.nfe.any():  # a model without a flow
+            continue
         nfe.plot(course.loss.flatten(), course.nfe.flatten(), ".", color=colour, markersize=3, alpha=0.3, linewidth=0)
         nfe.plot(course.loss.mean(0), course.nfe.mean(0), color=colour, linewidth=1.2)
     accuracy.set(xlabel="training steps", ylabel="held-out accuracy, %")
