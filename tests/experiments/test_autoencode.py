@@ -214,6 +214,7 @@ def test_results_of_a_preset_are_named_by_the_data_set_alone(experiment, preset,
         ({"gain": 3.0, "norm": "row"}, "ae", "cifar10"),
         ({"beta": 0.5}, "vae", "cifar10, beta 0.5"),
         ({"beta": 0.5}, "auton-code", "cifar10"),
+        ({"texture": 3.0}, "ae", "cifar10, texture 3"),
         ({"flips": not Autoencode.preset("paper").flips}, "ae", "cifar10, {}flips"),
         ({"epochs": 7, "images": 500}, "ae", "cifar10, epochs 7, images 500"),
         ({"data_dir": "somewhere", "score": "random"}, "ae", "cifar10"),
@@ -242,7 +243,7 @@ def test_digits_are_never_mirrored():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_training_step_of_every_model_is_recorded_as_a_cuda_graph(kind, tmp_path):
-    settings = smoke(models=(kind,), epochs=3, shift=2, dropout=0.1, code_noise=0.1, code_dropout=0.1)
+    settings = smoke(models=(kind,), epochs=3, shift=2, dropout=0.1, code_noise=0.1, code_dropout=0.1, texture=1.0)
     options = RunOptions(out=tmp_path, device="cuda", graph=True, quiet=True)
     result = json.loads(next(run(settings, "smoke", options).glob("trials/*/result.json")).read_text())
     assert math.isfinite(result["metrics"]["error"])

@@ -26,7 +26,7 @@ class AutoNCODE(Autoencoder):
     its action.
 
     Args:
-        encoder, decoder, width, latent, loss, disturb: As for `PlainAutoencoder`.
+        encoder, decoder, width, latent, loss, disturb, texture: As for `PlainAutoencoder`.
         nonzeros: Non-zeros a row of theta.
         norm, gain: How theta is normalised, and to what size: see `ControlNorm`.
         start: x_0 is "stored" (drawn from N(0, I) once), "learned" (from there), or "drawn" for each image anew.
@@ -61,8 +61,9 @@ class AutoNCODE(Autoencoder):
         costs: Sequence[Regulariser] = (),
         seed: int = 0,
         disturb: nn.Module | None = None,
+        texture: float = 0.0,
     ):
-        super().__init__(encoder, decoder, loss, disturb)
+        super().__init__(encoder, decoder, loss, disturb, texture)
         self.start = choose("start", start, get_args(Start))
         self.latent, self.nonzeros, self.costs = latent, nonzeros, list(costs)
         self.gamma = nn.Linear(width, latent * nonzeros)

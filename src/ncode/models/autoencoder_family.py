@@ -66,6 +66,8 @@ class Plan:
     """Noise on codes in training, relative to their deviation."""
     code_dropout: float = 0.0
     """Part of a code that is left out in training."""
+    texture: float = 0.0
+    """Weight of the distance between textures, which makes images sharper at the price of a larger error."""
     beta: float = 0.0
     """Weight of the divergence of vae. 0: 1 for bce, and 0.02 for mse, as of a decoder of variance 0.01."""
     sparsity: float = 1e-3
@@ -79,7 +81,7 @@ class Plan:
         for name in ("gain", "horizon"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be above 0; given {getattr(self, name)!r}")
-        for name in ("latent", "nonzeros", "kinetic_cost", "code_noise", "beta", "sparsity", "image_noise"):
+        for name in ("latent", "nonzeros", "kinetic_cost", "code_noise", "texture", "beta", "sparsity", "image_noise"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
         numbers = self.numbers
@@ -125,17 +127,17 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
     choose("model", kind, KINDS)
     numbers, latent = plan.numbers, plan.latent_of(kind)
     encoder, decoder = Encoder(numbers, plan.dropout), Decoder(numbers, latent, plan.standardise)
-    disturb = CodeNoise(plan.code_noise, plan.code_dropout)
+    common = {"disturb": CodeNoise(plan.code_noise, plan.code_dropout), "texture": plan.texture}
     if kind == "auton-code":
         costs = [KineticEnergy(plan.kinetic_cost)] if plan.kinetic_cost else []
         flow = {"norm": plan.norm, "gain": plan.gain, "start": plan.start, "horizon": plan.horizon, "costs": costs}
         sizes = (encoder.width, latent, plan.measure, numbers.nonzeros)
-        return AutoNCODE(encoder, decoder, *sizes, **flow, seed=seed, disturb=disturb)
+        return AutoNCODE(encoder, decoder, *sizes, **flow, seed=seed, **common)
     sizes = (encoder.width, latent, plan.measure)
     if kind == "vae":
         # Of a decoder of variance 0.01 under "mse"; "bce" is a likelihood as it is.
         beta = plan.beta or (1.0 if plan.measure == "bce" else 0.02)
-        return VariationalAutoencoder(encoder, decoder, *sizes, beta=beta, disturb=disturb)
+        return VariationalAutoencoder(encoder, decoder, *sizes, beta=beta, **common)
     noise = plan.image_noise if kind == "denoising" else 0.0
     sparsity = plan.sparsity if kind == "sparse" else 0.0
-    return PlainAutoencoder(encoder, decoder, *sizes, noise=noise, sparsity=sparsity, disturb=disturb)
+    return PlainAutoencoder(encoder, decoder, *sizes, noise=noise, sparsity=sparsity, **common)
