@@ -76,9 +76,6 @@ class Attempted(NamedTuple):
     tally: Tensor | None = None  # where the loop can make use of it
 
 
-STRETCH = 1.1  # with a safety of 0.9 and an order of 5 the error is then still expected below the tolerance
-
-
 @dataclass(frozen=True, eq=False)
 class Attempt:
     """One attempt of a batch, as a pure function (march, t1, theta) -> Attempted.
@@ -145,8 +142,7 @@ class Attempt:
     def _last(self, march: March, t1: Tensor) -> Tensor:
         """Whose next step reaches the end."""
         t = march.t
-        # A step may be stretched into its margin of safety: a short step more would cost as much as a long one.
-        reach = march.h.abs() * (1 + 1e-9 if self.fixed else STRETCH)
+        reach = march.h.abs() * (1 + 1e-9 if self.fixed else self.pid.stretch)
         if self.fixed:  # t is a sum of many steps, and carries the rounding of each
             reach = reach + march.accepted * (torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs()))
         return reach >= (t1 - t).abs()

@@ -45,6 +45,18 @@ class PID:
         if self.i <= 0:
             raise InputError(f"PID needs an integral gain i > 0, or steps never recover; given i={self.i}")
 
+    @property
+    def stretch(self) -> float:
+        """How much longer than planned the last step may be: a short one more would cost as much as a long one.
+
+        It may use up the margin of safety, where the error is expected just below the tolerance. Not more: a step that
+        is refused would be stretched to what it was, and refused for ever.
+
+        >>> round(PID(safety=0.9).stretch, 3)
+        1.1
+        """
+        return max(1 + 1e-9, min(1.1, 0.99 / self.safety))
+
     def factor(self, order: int, now: Tensor, before: Tensor, earlier: Tensor) -> Tensor:
         """What to multiply the step by, given the ratios of this step and the last two accepted ones."""
         factor = self.safety * now ** (-(self.p + self.i + self.d) / order)
