@@ -83,6 +83,10 @@ def test_generated_data_are_told_apart():
         ({"regime": "modern", "weight_decay": 0.0}, "cifar10, modern, weight decay 0"),
         ({"regime": "modern", "weight_decay": 0.01, "keep": "last"}, "cifar10, modern"),
         ({"zeros": -1, "filters": 32, "keep": "last"}, "cifar10, filters 32, zeros none, last epoch"),
+        ({"regime": "modern", "augment": "no"}, "cifar10, modern, no augmentation"),
+        ({"augment": "yes"}, "cifar10, augmentation"),
+        ({"regime": "modern", "clip": 1.0, "augment": "yes"}, "cifar10, modern"),
+        ({"regime": "modern", "clip": 0.0}, "cifar10, modern, clip 0"),
         # A longer or a faster run of the same problem has the same name.
         ({"epochs": 3, "solver": "rk4", "batch": 100, "tf32": False}, "cifar10"),
     ],
@@ -90,6 +94,22 @@ def test_generated_data_are_told_apart():
 def test_a_label_names_what_differs_from_the_defaults(changes, label):
     (trial,) = Classification(models=("ncode",), **changes).trials([0])
     assert trial.dataset == label
+
+
+@pytest.mark.parametrize(
+    ("changes", "shifted"),
+    [
+        ({}, False),
+        ({"regime": "modern"}, True),
+        ({"regime": "modern", "augment": "no"}, False),
+        ({"augment": "yes"}, True),
+    ],
+)
+def test_training_images_are_shifted_where_told_and_in_the_modern_regime(drawn, changes, shifted):
+    images, labels = task_for(drawn, **changes).batch(0, torch.Generator().manual_seed(0))
+    plain, same = task_for(drawn).batch(0, torch.Generator())
+    assert torch.equal(labels[: len(same)], same[: len(labels)])
+    assert torch.equal(images[:8], plain[:8]) == (not shifted)
 
 
 CHANGES = {

@@ -143,6 +143,8 @@ class Classification(Experiment):
     """dopri5: whether each sample chooses its steps, or one is taken for all."""
     compile: bool = False
     """Compile the solver's step and its backward."""
+    augment: Literal["auto", "yes", "no"] = "auto"
+    """Shift training images at random, and mirror those that are no digits. auto: in the modern regime."""
     batch: int = 0
     """Images a training step. 0: the regime's own, 256 or 128."""
     epochs: int = 0
@@ -173,6 +175,7 @@ class Classification(Experiment):
         choose("gamma", self.gamma, GAMMAS)
         choose("step", self.step, ("sample", "batch"))
         choose("keep", self.keep, ("auto", "best", "last"))
+        choose("augment", self.augment, ("auto", "yes", "no"))
         check_positive(held_out=self.held_out, width=self.width, shrink=self.shrink, scale=self.scale)
         for name in ("dropout", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
@@ -253,6 +256,11 @@ class Classification(Experiment):
     def planned_clip(self) -> float:
         """The longest gradient, as told or the regime's; 0 for any."""
         return REGIMES[self.regime].clip if self.clip < 0 else self.clip
+
+    @property
+    def planned_augment(self) -> bool:
+        """Whether training images are shifted and mirrored, as told or the regime's."""
+        return REGIMES[self.regime].modern if self.augment == "auto" else self.augment == "yes"
 
     @property
     def planned_keep(self) -> str:

@@ -35,6 +35,8 @@ def label_of(settings: Classification, model: str) -> str:
         value = planned.get(name, getattr(settings, name))
         if value != usual[name]:
             parts.append(_written(name, value))
+    if settings.planned_augment != regime.modern:
+        parts.append("augmentation" if settings.planned_augment else "no augmentation")
     if settings.planned_keep != regime.keep:
         parts.append(f"{settings.planned_keep} epoch")
     return ", ".join(parts)

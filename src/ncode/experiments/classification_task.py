@@ -52,7 +52,7 @@ class Classify(Task):
         train = self.train
         indices = batch_indices(step, self.batch_size, len(train), self.trial.seed, train.device)
         images = train.images[indices]
-        if self.regime.modern:
+        if self.settings.planned_augment:
             digits = self.settings.dataset == "mnist"  # a mirrored digit is none
             images = augment(images, generator=generator, padding=2 if digits else 4, flip=not digits)
         return images, train.labels[indices]
