@@ -6,7 +6,7 @@ from torch.nn.functional import avg_pool2d, mse_loss
 
 import ncode
 from ncode.models.autoencoder_family import KINDS, Plan, build_autoencoder
-from ncode.models.texture import _split, texture_distance
+from ncode.models.texture import _filters, texture_distance
 
 
 def photographs(channels=3, size=32, batch=4):
@@ -84,13 +84,11 @@ def test_of_detail_that_is_only_too_weak_or_too_strong_the_distance_is_the_mean_
     torch.testing.assert_close(texture_distance(part * images, images), expected, rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("frequency", [0.0, 0.7, 2.0, torch.pi])
-def test_level_slope_and_bend_have_the_square_of_what_is_split(frequency):
-    place = frequency * torch.arange(64, dtype=torch.float64)
-    # A wave and the same a quarter later: together they are equally strong everywhere.
-    waves = torch.stack([place.cos(), place.sin()])
-    parts = torch.stack(_split(waves, 1)).square().sum((0, 1))
-    torch.testing.assert_close(parts, torch.ones(62, dtype=torch.float64))
+def test_level_and_detail_have_the_square_of_the_image_at_every_frequency():
+    filters = _filters(torch.device("cpu"), torch.float64)[:, 0]
+    detail = torch.fft.fft2(filters, s=(16, 16)).abs().square().sum(0)
+    level = (1 + torch.cos(2 * torch.pi * torch.arange(16, dtype=torch.float64) / 16)) / 2
+    torch.testing.assert_close(detail + torch.outer(level, level).square(), torch.ones_like(detail))
 
 
 def test_the_distance_is_no_larger_than_the_mean_square():
