@@ -32,6 +32,8 @@ def test_every_result_says_how_it_came_about():
         assert result.command.startswith("ncode run "), path
         assert result.metrics, path
         assert result.versions["torch"], path
+        words = [*result.command.split(), *(value for value in result.settings.values() if isinstance(value, str))]
+        assert not any(Path(word).is_absolute() for word in words), f"{path} names a path of a machine"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,7 +10,7 @@ from typing import Any
 from ..report import summary_markdown
 from ..training import Desk, Progress, Result, RunFolder, RunOptions, Trial
 from ..training.device import start
-from ..training.environment import command_line, describe
+from ..training.environment import command_line, describe, portable
 from ..training.files import write_file
 from .base import Experiment, Finished
 
@@ -87,7 +87,8 @@ def _try(experiment: Experiment, trial: Trial, desk: Desk, about: dict[str, Any]
         seconds=round(desk.seconds, 3),
         about=dict(trial.about),
         curves=desk.curves(),
-        **{name: about[name] for name in ("preset", "settings", "device", "versions", "commit", "command")},
+        settings=portable(about["settings"]),
+        **{name: about[name] for name in ("preset", "device", "versions", "commit", "command")},
     )
 
 

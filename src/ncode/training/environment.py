@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,15 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     return shlex.join(["ncode", *map(_relative, arguments)])
+
+
+def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as results tell them: without the paths of this machine.
+
+    >>> portable({"data_dir": "/somewhere/images", "epochs": 3})
+    {'data_dir': 'images', 'epochs': 3}
+    """
+    return {name: _relative(value) if isinstance(value, str) else value for name, value in settings.items()}
 
 
 def _relative(argument: str) -> str:
