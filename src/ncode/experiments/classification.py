@@ -106,8 +106,8 @@ class Classification(Experiment):
     """Models to train. ncode-closed drives the kernels by the state; gamma-alone has no flow; ncode-net,
     static-net and static-net-wide are networks of three blocks."""
     regime: RegimeName = "paper"
-    """paper: Adam at 1e-3, no augmentation, 20 epochs (CIFAR-10: 50). modern: random crops and flips, AdamW, a learning
-    rate that rises and falls, 24 epochs (CIFAR-10: 30)."""
+    """paper: Adam at 1e-3, no augmentation, 20 epochs (CIFAR-10: 50). modern: random crops and flips, AdamW, clipped
+    gradients, a learning rate that rises and falls, 24 epochs (CIFAR-10: 30)."""
     gamma: Gamma = "conv-pool"
     """Trunk that sets the control. linear: the paper's own reading; perceptron: another; the convolutions: ours."""
     hidden: int = 10
