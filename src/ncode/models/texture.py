@@ -74,7 +74,7 @@ def texture_distance(back: Tensor, images: Tensor) -> Tensor:
 
 def _strength(x: Tensor) -> Tensor:
     """The root of the mean square of detail in each window, (batch, channels, 8, ...)."""
-    with _full_precision():
+    with _without_tf32():
         detail = conv2d(x.flatten(0, 1)[:, None], _filters(x.device, x.dtype))
     # Never the root of 0, whose slope is infinite.
     return (avg_pool2d(detail.square(), WINDOW, 1) + FLOOR**2).sqrt().unflatten(0, x.shape[:2])
@@ -94,8 +94,8 @@ def _filters(device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 @contextmanager
-def _full_precision() -> Iterator[None]:
-    """No TF32, which cuDNN takes unless told: rounding a pixel is as large as the least detail that counts."""
+def _without_tf32() -> Iterator[None]:
+    """cuDNN takes TF32 unless told: rounding a pixel is as large as the least detail that counts."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
