@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import torch
@@ -26,7 +26,7 @@ class AutoNCODE(Autoencoder):
     its action.
 
     Args:
-        encoder, decoder, width, latent, loss, disturb, texture: As for `PlainAutoencoder`.
+        encoder, decoder, width, latent, loss, disturb, terms: As for `PlainAutoencoder`.
         nonzeros: Non-zeros a row of theta.
         norm, gain: How theta is normalised, and to what size: see `ControlNorm`.
         start: x_0 is "stored" (drawn from N(0, I) once), "learned" (from there), or "drawn" for each image anew.
@@ -61,9 +61,9 @@ class AutoNCODE(Autoencoder):
         costs: Sequence[Regulariser] = (),
         seed: int = 0,
         disturb: nn.Module | None = None,
-        texture: float = 0.0,
+        terms: Mapping[str, nn.Module] | None = None,
     ):
-        super().__init__(encoder, decoder, loss, disturb, texture)
+        super().__init__(encoder, decoder, loss, disturb, terms)
         self.start = choose("start", start, get_args(Start))
         self.latent, self.nonzeros, self.costs = latent, nonzeros, list(costs)
         self.gamma = nn.Linear(width, latent * nonzeros)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -12,7 +13,6 @@ from torch.nn.functional import binary_cross_entropy, mse_loss
 from ..solve import InputError
 from ..solve.problem import check_count, choose, symbolic
 from .code_noise import CodeNoise
-from .texture import texture_distance
 
 LOSSES = ("mse", "bce")
 
@@ -42,7 +42,8 @@ class Autoencoder(nn.Module, ABC):
         loss: "mse", the mean square over all pixels, or "bce", the binary cross-entropy (up to a constant the
             Kullback-Leibler divergence of pixels seen as probabilities), the mean over all pixels.
         disturb: What happens to codes in training before they are decoded: see `CodeNoise`. Nothing, unless told.
-        texture: Weight of the `texture_distance` in the loss, against blur; 0 for none.
+        terms: More terms of the loss, by name: modules that make a scalar of images that came back and of what they
+            were, such as `Texture` and `Adversary`.
     """
 
     def __init__(
@@ -51,15 +52,13 @@ class Autoencoder(nn.Module, ABC):
         decoder: nn.Module,
         loss: str = "mse",
         disturb: nn.Module | None = None,
-        texture: float = 0.0,
+        terms: Mapping[str, nn.Module] | None = None,
     ):
         super().__init__()
-        if not texture >= 0:
-            raise InputError(f"texture must be at least 0; given {texture}")
-        self.texture = texture
         self.encoder, self.decoder = encoder, decoder
         self.measure = choose("loss", loss, LOSSES)
         self.disturb = CodeNoise() if disturb is None else disturb
+        self.terms = nn.ModuleDict(terms or {})
         self._looked = False
 
     @abstractmethod
@@ -95,11 +94,9 @@ class Autoencoder(nn.Module, ABC):
         code, price, parts = self.coded(images)
         back = self.decode(self.disturb(code))
         error = self.error(back, images)
-        if not self.texture:
-            return Judged(error + price, {"error": error, **parts}, back)
-        texture = texture_distance(back, images)
-        parts = {"error": error, "texture": texture.detach(), **parts}
-        return Judged(error + price + self.texture * texture, parts, back)
+        more = {name: term(back, images) for name, term in self.terms.items()}
+        parts = {"error": error, **{name: value.detach() for name, value in more.items()}, **parts}
+        return Judged(error + price + sum(more.values()), parts, back)
 
     def error(self, back: Tensor, images: Tensor) -> Tensor:
         """How far images are from what came back of them."""
@@ -132,7 +129,7 @@ class PlainAutoencoder(Autoencoder):
     """A code that is a linear map of the features.
 
     Args:
-        encoder, decoder, loss, disturb, texture: As for `Autoencoder`.
+        encoder, decoder, loss, disturb, terms: As for `Autoencoder`.
         width: Features that the encoder returns.
         latent: Dimensions of the code.
         noise: Deviation of the noise that is added to the images in training, to be taken away again (a denoising
@@ -156,9 +153,9 @@ class PlainAutoencoder(Autoencoder):
         noise: float = 0.0,
         sparsity: float = 0.0,
         disturb: nn.Module | None = None,
-        texture: float = 0.0,
+        terms: Mapping[str, nn.Module] | None = None,
     ):
-        super().__init__(encoder, decoder, loss, disturb, texture)
+        super().__init__(encoder, decoder, loss, disturb, terms)
         if noise < 0 or sparsity < 0:
             raise InputError(f"noise and sparsity must be at least 0; given {noise} and {sparsity}")
         self.code = nn.Linear(width, check_count("latent", latent))
@@ -181,7 +178,7 @@ class VariationalAutoencoder(Autoencoder):
     The loss is the evidence bound, a pixel: the error plus beta / pixels times the Kullback-Leibler divergence.
 
     Args:
-        encoder, decoder, width, latent, loss, disturb, texture: As for `PlainAutoencoder`.
+        encoder, decoder, width, latent, loss, disturb, terms: As for `PlainAutoencoder`.
         beta: Weight of the divergence. A decoder of variance s^2 has beta = 2 s^2 under "mse".
     """
 
@@ -194,9 +191,9 @@ class VariationalAutoencoder(Autoencoder):
         loss: str = "mse",
         beta: float = 1.0,
         disturb: nn.Module | None = None,
-        texture: float = 0.0,
+        terms: Mapping[str, nn.Module] | None = None,
     ):
-        super().__init__(encoder, decoder, loss, disturb, texture)
+        super().__init__(encoder, decoder, loss, disturb, terms)
         if not beta >= 0:
             raise InputError(f"beta must be at least 0; given {beta}")
         self.code = nn.Linear(width, 2 * check_count("latent", latent))

@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from torch import nn
+
 from ..costs import KineticEnergy
 from ..solve import InputError
 from ..solve.problem import choose
+from .adversary import Adversary
 from .auto_ncode import AutoNCODE, Start
 from .autoencoder import Autoencoder, PlainAutoencoder, VariationalAutoencoder
 from .code_noise import CodeNoise, check_part
 from .coders import Architecture, Decoder, Encoder, architecture
 from .control_norms import Norm
+from .texture import Texture
 
 Kind = Literal["auton-code", "ae", "ae-wide", "vae", "sparse", "denoising"]
 Dataset = Literal["mnist", "fashion-mnist", "cifar10", "celeba"]
@@ -68,6 +72,8 @@ class Plan:
     """Part of a code that is left out in training."""
     texture: float = 0.0
     """Weight of the distance between textures, which makes images sharper at the price of a larger error."""
+    adversary: float = 0.0
+    """How hard a critic pulls, which learns to tell images from what came back of them, relative to the error."""
     beta: float = 0.0
     """Weight of the divergence of vae. 0: 1 for bce, and 0.02 for mse, as of a decoder of variance 0.01."""
     sparsity: float = 1e-3
@@ -81,7 +87,17 @@ class Plan:
         for name in ("gain", "horizon"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be above 0; given {getattr(self, name)!r}")
-        for name in ("latent", "nonzeros", "kinetic_cost", "code_noise", "texture", "beta", "sparsity", "image_noise"):
+        for name in (
+            "latent",
+            "nonzeros",
+            "kinetic_cost",
+            "code_noise",
+            "texture",
+            "adversary",
+            "beta",
+            "sparsity",
+            "image_noise",
+        ):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
         numbers = self.numbers
@@ -127,7 +143,10 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
     choose("model", kind, KINDS)
     numbers, latent = plan.numbers, plan.latent_of(kind)
     encoder, decoder = Encoder(numbers, plan.dropout), Decoder(numbers, latent, plan.standardise)
-    common = {"disturb": CodeNoise(plan.code_noise, plan.code_dropout), "texture": plan.texture}
+    terms: dict[str, nn.Module] = {"texture": Texture(plan.texture)} if plan.texture else {}
+    if plan.adversary:
+        terms["adversary"] = Adversary(numbers.channels, plan.adversary)
+    common = {"disturb": CodeNoise(plan.code_noise, plan.code_dropout), "terms": terms}
     if kind == "auton-code":
         costs = [KineticEnergy(plan.kinetic_cost)] if plan.kinetic_cost else []
         flow = {"norm": plan.norm, "gain": plan.gain, "start": plan.start, "horizon": plan.horizon, "costs": costs}

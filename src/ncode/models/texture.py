@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, conv2d
 
 from ..solve import InputError
@@ -37,6 +37,24 @@ SCALES = 3
 WINDOW = 4  # pixels, at each scale
 SMALLEST = WINDOW + 2  # images of which a window of detail is left
 FLOOR = 1e-3  # strength below which detail counts as none: a quarter of a step of 8-bit colours
+
+
+class Texture(nn.Module):
+    """The distance between textures as a term of an autoencoder's loss.
+
+    Args:
+        weight: Of the distance, beside the mean square.
+    """
+
+    def __init__(self, weight: float):
+        super().__init__()
+        if not weight > 0:
+            raise InputError(f"the weight of textures must be above 0; given {weight}")
+        self.weight = weight
+
+    def forward(self, back: Tensor, images: Tensor) -> Tensor:
+        """The distance of images that came back from what they were, weighed: a scalar."""
+        return self.weight * texture_distance(back, images)
 
 
 def texture_distance(back: Tensor, images: Tensor) -> Tensor:
