@@ -64,25 +64,17 @@ class Code(Task):
         return found
 
     def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """AdamW, with the decays of the settings on matrices and kernels of the coders alone."""
+        """AdamW, with the decays of the settings on matrices and kernels alone."""
         assert isinstance(self.model, Autoencoder)
         decay, more = self.settings.weight_decay, self.settings.decoder_decay
-        decoder, critics = ({id(p) for p in part.parameters()} for part in (self.model.decoder, self.model.terms))
-        groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
+        decoder = {id(each) for each in self.model.decoder.parameters()}
+        groups: dict[float, list[nn.Parameter]] = {}
         for each in parameters:
-            critic = id(each) in critics
-            price = 0.0 if critic or each.dim() < 2 else decay + (more if id(each) in decoder else 0.0)
-            groups.setdefault((critic, price), []).append(each)
+            price = 0.0 if each.dim() < 2 else decay + (more if id(each) in decoder else 0.0)
+            groups.setdefault(price, []).append(each)
         fused = all(each.is_cuda for each in self.model.parameters())
-        listed = [
-            {"params": each, "weight_decay": price, **(self._of_critics() if critic else {})}
-            for (critic, price), each in groups.items()
-        ]
+        listed = [{"params": each, "weight_decay": price} for price, each in groups.items()]
         return AdamW(listed, lr=self.settings.lr, fused=fused)
-
-    def _of_critics(self) -> dict[str, Any]:
-        """A critic learns more slowly than what it judges, and forgets sooner, since what it judges changes."""
-        return {"lr": 0.2 * self.settings.lr, "betas": (0.5, 0.9)}
 
     def schedule(self, optimiser: Optimizer) -> LRScheduler | None:
         """Halved on plateaus, or along a cosine."""

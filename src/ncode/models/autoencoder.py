@@ -43,7 +43,7 @@ class Autoencoder(nn.Module, ABC):
             Kullback-Leibler divergence of pixels seen as probabilities), the mean over all pixels.
         disturb: What happens to codes in training before they are decoded: see `CodeNoise`. Nothing, unless told.
         terms: More terms of the loss, by name: modules that make a scalar of images that came back and of what they
-            were, such as `Texture` and `Adversary`.
+            were, such as `Texture`.
     """
 
     def __init__(

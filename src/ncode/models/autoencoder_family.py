@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from torch import nn
-
 from ..costs import KineticEnergy
 from ..solve import InputError
 from ..solve.problem import choose
-from .adversary import Adversary
 from .auto_ncode import AutoNCODE, Start
 from .autoencoder import Autoencoder, PlainAutoencoder, VariationalAutoencoder
 from .code_noise import CodeNoise, check_part
@@ -72,8 +69,6 @@ class Plan:
     """Part of a code that is left out in training."""
     texture: float = 0.0
     """Weight of the distance between textures, which makes images sharper at the price of a larger error."""
-    adversary: float = 0.0
-    """How hard a critic pulls, which learns to tell images from what came back of them, relative to the error."""
     beta: float = 0.0
     """Weight of the divergence of vae. 0: 1 for bce, and 0.02 for mse, as of a decoder of variance 0.01."""
     sparsity: float = 1e-3
@@ -87,17 +82,7 @@ class Plan:
         for name in ("gain", "horizon"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be above 0; given {getattr(self, name)!r}")
-        for name in (
-            "latent",
-            "nonzeros",
-            "kinetic_cost",
-            "code_noise",
-            "texture",
-            "adversary",
-            "beta",
-            "sparsity",
-            "image_noise",
-        ):
+        for name in ("latent", "nonzeros", "kinetic_cost", "code_noise", "texture", "beta", "sparsity", "image_noise"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
         numbers = self.numbers
@@ -143,9 +128,7 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
     choose("model", kind, KINDS)
     numbers, latent = plan.numbers, plan.latent_of(kind)
     encoder, decoder = Encoder(numbers, plan.dropout), Decoder(numbers, latent, plan.standardise)
-    terms: dict[str, nn.Module] = {"texture": Texture(plan.texture)} if plan.texture else {}
-    if plan.adversary:
-        terms["adversary"] = Adversary(numbers.channels, plan.adversary)
+    terms = {"texture": Texture(plan.texture)} if plan.texture else {}
     common = {"disturb": CodeNoise(plan.code_noise, plan.code_dropout), "terms": terms}
     if kind == "auton-code":
         costs = [KineticEnergy(plan.kinetic_cost)] if plan.kinetic_cost else []
