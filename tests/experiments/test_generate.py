@@ -219,6 +219,28 @@ def test_controls_can_be_sampled_in_place_of_codes(source, tmp_path):
     assert ends[0]["distance paper 2"] != ends[1]["distance paper 2"]
 
 
+def test_samples_do_not_depend_on_the_units_of_a_models_codes(tmp_path, monkeypatch):
+    options = RunOptions(out=tmp_path, device="cpu", quiet=True)
+    source = run(Autoencode(**{**Autoencode.presets["smoke"], "models": ("ae",)}), "smoke", options)
+    settings = smoke(source=str(source), models=("ae",))
+    plain = results(run(settings, "smoke", options))["ae"]["metrics"]
+
+    def rescaled(self, trial, desk, trained=Generate.trained):
+        found = trained(self, trial, desk)
+        with torch.no_grad():
+            factors, scale = torch.logspace(-3, 2, found.model.code.out_features), found.model.decoder.scale
+            for each in (found.model.code.weight.T, found.model.code.bias, scale.running_mean):
+                each.mul_(factors)
+            # Batch norm adds eps to a variance, in no units.
+            scale.running_var.add_(scale.eps).mul_(factors**2).sub_(scale.eps)
+        return found
+
+    monkeypatch.setattr(Generate, "trained", rescaled)
+    scaled = results(run(settings, "smoke", options))["ae"]["metrics"]
+    assert set(scaled) == set(plain)
+    assert all(math.isclose(scaled[name], plain[name], rel_tol=0.01, abs_tol=0.01) for name in plain)
+
+
 def test_samples_that_copy_the_test_set_are_found_out():
     sets = ImageSets(draw_digits(60, generator=0), draw_digits(40, generator=1, split="test"))
     near, nearer = neighbours_of(sets.test.images[:10], sets)

@@ -17,6 +17,7 @@ from ..solve.problem import choose
 from ..training import Column, Desk, Reported, Result, Trial
 from .base import Finished, Picture
 from .checks import check_choices
+from .code_units import Units
 from .coding import decode, encode
 from .coding_recipes import PAPER, QUICK, SMOKE
 from .coding_results import by_dataset
@@ -117,7 +118,7 @@ class Generate(Scored):
     components: tuple[int, ...] = (10, 100, 1000, 10_000)
     """Components of the mixtures."""
     widths: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
-    """Widths of the kernel densities, relative to the deviation of a code's values."""
+    """Widths of the kernel densities, in each value of a code relative to its deviation."""
     protocols: tuple[Protocol, ...] = PROTOCOLS
     """paper: densities of test codes, scored on the test images. honest: densities of training codes."""
     samples: int = 0
@@ -129,7 +130,7 @@ class Generate(Scored):
     covariance: Covariance = "full"
     """Of the mixtures' components."""
     reg_covar: float = 1e-6
-    """Added to every variance of a component."""
+    """Added to every variance of a component, relative to the variance of all codes in that value."""
     space: Space = "code"
     """What densities are fitted to: codes, or the controls that lead to them, for auton-code."""
 
@@ -255,20 +256,21 @@ class _Work(NamedTuple):
 
     def protocol(self, protocol: str) -> dict[str, float]:
         """The scores of all densities of one set of codes. Pictures are kept as they come."""
-        codes, metrics, pictures, neighbours = self._codes(protocol), {}, {}, {}
+        found, metrics, pictures, neighbours = self._codes(protocol), {}, {}, {}
+        units = Units.of(found)
+        codes = units.told(found)
         for count in self.settings.components:
             key = f"{protocol} {count}"
-            images = self._draw(self._fit(count, codes, protocol), key)
+            images = self._draw(self._fit(count, codes, protocol), units, key)
             metrics |= self.scores(key, images)
             pictures[key] = images[:SHOWN]
             if count in self.settings._looked_at:
                 near, nearer = neighbours_of(images[:LOOKED], self.sets)
                 metrics[f"nearer {key}"] = nearer
                 neighbours |= {f"samples {key}": images[:8], f"nearest {key}": near[:8]}
-        spread = float(codes.var(0).mean().sqrt())
         for width in self.settings.widths:
             key = f"{protocol} width {width}"
-            metrics |= self.scores(key, self._draw(KernelDensity(codes, width * spread), key))
+            metrics |= self.scores(key, self._draw(KernelDensity(codes, width), units, key))
         self._keep("samples", pictures)
         self._keep("neighbours", neighbours)
         return metrics
@@ -299,9 +301,9 @@ class _Work(NamedTuple):
         finally:
             bar.finish()
 
-    def _draw(self, density: GaussianMixture | KernelDensity, key: str) -> Tensor:
+    def _draw(self, density: GaussianMixture | KernelDensity, units: Units, key: str) -> Tensor:
         codes = density.sample(self.samples, stream(self.trial.seed, "samples", key))
-        return decode(self.model, codes, self.control)
+        return decode(self.model, units.meant(codes), self.control)
 
     def _keep(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Beside what the other protocol has kept."""
