@@ -145,13 +145,7 @@ class Cluster(Coding):
     """Threads of t-SNE."""
 
     def __post_init__(self) -> None:
-        alone = self.pixels and not self.models
-        if alone:
-            # Settings want a model; pixels need none.
-            object.__setattr__(self, "models", KINDS[:1])
         super().__post_init__()
-        if alone:
-            object.__setattr__(self, "models", ())
         check_positive(starts=self.starts, threads=self.threads, iterations=self.iterations)
         check_positive(beside=self.beside, exaggeration=self.exaggeration)
         if self.ridge < 0:
@@ -160,6 +154,10 @@ class Cluster(Coding):
             raise InputError(
                 f"clusters must be at least 2, and perplexity at least 1; given {self.clusters} and {self.perplexity:g}"
             )
+
+    def _check_models(self) -> None:
+        if self.models or not self.pixels:
+            super()._check_models()
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Pixels and each model, with each seed."""

@@ -74,12 +74,15 @@ class Coding(Plan, Experiment, ABC):
         if self.source:
             self._take()
         super().__post_init__()
-        check_choices("model", self.models, KINDS)
+        self._check_models()
         choose("schedule", self.schedule, get_args(Schedule))
         check_positive(lr=self.lr, patience=self.patience, held_out=self.held_out)
         for name in ("epochs", "batch", "images", "test_images", "shift", "weight_decay", "decoder_decay"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
+
+    def _check_models(self) -> None:
+        check_choices("model", self.models, KINDS)
 
     def _take(self) -> None:
         """Take over what the models of another run were trained with, whatever is said here."""
