@@ -243,7 +243,8 @@ def test_digits_are_never_mirrored():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_training_step_of_every_model_is_recorded_as_a_cuda_graph(kind, tmp_path):
-    settings = smoke(models=(kind,), epochs=3, shift=2, dropout=0.1, code_noise=0.1, code_dropout=0.1, texture=1.0)
+    changes = {"shift": 2, "dropout": 0.1, "code_noise": 0.1, "code_dropout": 0.1, "texture": 1.0}
+    settings = smoke(models=(kind,), dataset="cifar10", epochs=3, **changes)
     options = RunOptions(out=tmp_path, device="cuda", graph=True, quiet=True)
     result = json.loads(next(run(settings, "smoke", options).glob("trials/*/result.json")).read_text())
     assert math.isfinite(result["metrics"]["error"])

@@ -143,6 +143,13 @@ def test_at_weight_0_the_loss_is_bit_for_bit_the_error():
     assert torch.equal(found.loss, mse_loss(found.images, shown))
 
 
+def test_digits_have_no_texture():
+    with_it, without = (build_autoencoder("ae", Plan("mnist", width=0.05, texture=weight)) for weight in (1.0, 0.0))
+    with_it.load_state_dict(without.state_dict())
+    shown = photographs()[:, :1, :28, :28]
+    assert torch.equal(with_it.judge(shown).loss, without.judge(shown).loss)
+
+
 def test_under_autocast_the_distance_is_that_of_single_precision():
     shown, back = photographs(), blurred(photographs(), 3)
     with torch.autocast("cpu", torch.bfloat16):

@@ -68,7 +68,8 @@ class Plan:
     code_dropout: float = 0.0
     """Part of a code that is left out in training."""
     texture: float = 0.0
-    """Weight of the distance between textures, which makes images sharper at the price of a larger error."""
+    """Weight of the distance between textures, which makes images sharper at the price of a larger error. For images in
+    colour alone: digits have no texture."""
     beta: float = 0.0
     """Weight of the divergence of vae. 0: 1 for bce, and 0.02 for mse, as of a decoder of variance 0.01."""
     sparsity: float = 1e-3
@@ -128,7 +129,7 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
     choose("model", kind, KINDS)
     numbers, latent = plan.numbers, plan.latent_of(kind)
     encoder, decoder = Encoder(numbers, plan.dropout), Decoder(numbers, latent, plan.standardise)
-    terms = {"texture": Texture(plan.texture)} if plan.texture else {}
+    terms = {"texture": Texture(plan.texture)} if plan.texture and numbers.channels == 3 else {}
     common = {"disturb": CodeNoise(plan.code_noise, plan.code_dropout), "terms": terms}
     if kind == "auton-code":
         costs = [KineticEnergy(plan.kinetic_cost)] if plan.kinetic_cost else []
