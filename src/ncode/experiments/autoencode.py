@@ -20,7 +20,18 @@ from .coding import as_numbers, decode, encode
 from .coding_recipes import PAPER, QUICK, SMOKE
 from .coding_results import by_dataset
 from .coding_task import errors
-from .scoring import FID, OTHER, Scored
+from .scoring import FID, OTHER, Names, Scored
+
+
+def _columns(names: Names) -> tuple[Column, ...]:
+    return (
+        Column("error", "test error (MSE)", digits=5),
+        Column("train error", "training error", digits=5),
+        Column("pca error", "PCA, test error", digits=5),
+        Column(names.frechet, f"reconstruction {names.title}", digits=2),
+        Column(names.kernel, f"reconstruction {names.kernel_title}", digits=names.kernel_digits),
+        Column("seconds an epoch", "seconds an epoch", digits=1),
+    )
 
 
 @dataclass(frozen=True)
@@ -46,27 +57,14 @@ class Autoencode(Scored):
         "quick": {**QUICK, "models": KINDS, "score": "random"},
         "paper": PAPER,
     }
-    columns = (
-        Column("error", "test error (MSE)", digits=5),
-        Column("train error", "training error", digits=5),
-        Column("pca error", "PCA, test error", digits=5),
-        Column(FID.frechet, "reconstruction FID", digits=2),
-        Column(FID.kernel, "reconstruction KID", digits=4),
-        Column("seconds an epoch", "seconds an epoch", digits=1),
-    )
+    columns = _columns(FID)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.source:
             raise InputError("autoencode trains models: source is for generate, cluster and interpolate")
         if self.weights is None:
-            named = {FID.frechet: OTHER.frechet, FID.kernel: OTHER.kernel}
-            titles = {FID.frechet: f"reconstruction {OTHER.title}", FID.kernel: f"reconstruction {OTHER.kernel_title}"}
-            columns = [
-                c._replace(metric=named.get(c.metric, c.metric), title=titles.get(c.metric, c.title))
-                for c in self.columns
-            ]
-            object.__setattr__(self, "columns", tuple(columns))
+            object.__setattr__(self, "columns", _columns(OTHER))
 
     def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
         """Train a model, and look at test images once."""

@@ -59,8 +59,8 @@ def _columns(
         column(names.frechet, f"{names.title}, coded and decoded", "floor"),
         *[column(names.frechet, f"{names.short}, {text}", key) for key, text in words.items()],
         *[column(names.frechet, f"{names.short}, codes from N(0, I)", "prior")] * prior,
-        column(names.kernel, f"{names.kernel_title}, coded and decoded", "floor", 4),
-        *[column(names.kernel, f"{names.kernel_title}, {words[key]}", key, 4) for key in largest],
+        column(names.kernel, f"{names.kernel_title}, coded and decoded", "floor", names.kernel_digits),
+        *[column(names.kernel, f"{names.kernel_title}, {words[key]}", key, names.kernel_digits) for key in largest],
     )
 
 

@@ -24,22 +24,27 @@ Precision = Literal["ieee", "tf32"]
 
 
 class Names(NamedTuple):
-    """What scores are called: as metrics, in tables and figures, and in short, where the whole name was said before."""
+    """What scores are called: as metrics, in tables and figures, and in short, where the whole name was said before.
+
+    Kernel distances of other features are larger than KID by far, and want fewer digits.
+    """
 
     frechet: str
     kernel: str
     title: str
     kernel_title: str
     short: str
+    kernel_digits: int
 
 
-FID = Names("fid", "kid", "FID", "KID", "FID")
+FID = Names("fid", "kid", "FID", "KID", "FID", 4)
 OTHER = Names(
     "distance",
     "kernel distance",
     "Fréchet distance (random features)",
     "kernel distance (random features)",
     "distance",
+    1,
 )
 
 
