@@ -17,7 +17,7 @@ class Units(NamedTuple):
 
     >>> codes = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     >>> units = Units.of(codes)
-    >>> units.told(codes), torch.equal(units.meant(units.told(codes)), codes)
+    >>> units(codes), torch.equal(units.undo(units(codes)), codes)
     (tensor([[-0.7071,  0.0000],
             [ 0.7071,  0.0000]]), True)
     """
@@ -31,10 +31,10 @@ class Units(NamedTuple):
         deviation = codes.std(0)
         return cls(codes.mean(0), torch.where(deviation > 0, deviation, 1.0))
 
-    def told(self, codes: Tensor) -> Tensor:
+    def __call__(self, codes: Tensor) -> Tensor:
         """Codes in these units."""
         return (codes - self.mean) / self.deviation
 
-    def meant(self, codes: Tensor) -> Tensor:
-        """Codes out of these units, as the model has them."""
+    def undo(self, codes: Tensor) -> Tensor:
+        """Codes in these units as the model has them."""
         return self.mean + self.deviation * codes.to(self.mean)

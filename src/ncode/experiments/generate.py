@@ -258,7 +258,7 @@ class _Work(NamedTuple):
         """The scores of all densities of one set of codes. Pictures are kept as they come."""
         found, metrics, pictures, neighbours = self._codes(protocol), {}, {}, {}
         units = Units.of(found)
-        codes = units.told(found)
+        codes = units(found)
         for count in self.settings.components:
             key = f"{protocol} {count}"
             images = self._draw(self._fit(count, codes, protocol), units, key)
@@ -303,7 +303,7 @@ class _Work(NamedTuple):
 
     def _draw(self, density: GaussianMixture | KernelDensity, units: Units, key: str) -> Tensor:
         codes = density.sample(self.samples, stream(self.trial.seed, "samples", key))
-        return decode(self.model, units.meant(codes), self.control)
+        return decode(self.model, units.undo(codes), self.control)
 
     def _keep(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Beside what the other protocol has kept."""
