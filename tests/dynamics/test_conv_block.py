@@ -117,3 +117,38 @@ def test_the_formulation_is_checked_shown_and_kept(tmp_path):
     block(torch.randn(1, 2, 4, 4))
     block.save_pretrained(tmp_path)
     assert ncode.NCODE.from_pretrained(tmp_path).dynamics.convolution == "grouped"
+
+
+@given(
+    channels=st.integers(1, 10),
+    filters=st.integers(1, 20),
+    out=st.integers(1, 10),
+    time=st.booleans(),
+    activation=st.sampled_from(sorted(conv_block.ACTIVATIONS)),
+)
+@settings(max_examples=30, deadline=None)
+def test_channels_filled_up_with_zeros_change_neither_values_nor_gradients(channels, filters, out, time, activation):
+    torch.manual_seed(0)
+    block = ncode.dynamics.ConvBlock(channels, filters, (), activation, time=time, out=out).double()
+    x = torch.randn(2, channels, 5, 4, dtype=torch.float64, requires_grad=True)
+    t = torch.tensor([0.3, 0.7], dtype=torch.float64)
+    kernels, biases = ([block.weights.learned[name + end] for name in KERNELS] for end in ("", " bias"))
+    filled = conv_block.shared_block(x, kernels, biases, conv_block.ACTIVATIONS[activation], t if time else None)
+    plain = block(t, x, {})
+    torch.testing.assert_close(filled, plain)
+    assert filled.is_contiguous()
+    wanted = [x, *kernels, *biases]
+    pull = torch.randn_like(plain)
+    for got, expected in zip(
+        torch.autograd.grad(filled, wanted, pull), torch.autograd.grad(plain, wanted, pull), strict=True
+    ):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("filters", [125, 128])
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_gpu_gives_what_a_cpu_gives_with_wide_kernels_that_all_share(filters):
+    torch.manual_seed(0)
+    block = ncode.dynamics.ConvBlock(13, filters, (), time=True).double()
+    t, x = torch.rand(4, dtype=torch.float64), torch.randn(4, 13, 8, 8, dtype=torch.float64)
+    torch.testing.assert_close(block.cuda()(t.cuda(), x.cuda(), {}).cpu(), block.cpu()(t, x, {}))

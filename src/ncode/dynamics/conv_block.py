@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from .checks import count
 from .weights import Weights
 
 KERNELS = ("1x1 in", "3x3", "1x1 out")
+MULTIPLE = 8  # of channels, for tensor cores in 16 bits
 
 
 class ConvBlock(VectorField):
@@ -88,22 +89,21 @@ class ConvBlock(VectorField):
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
         """The three convolutions of x."""
         rho, weights = ACTIVATIONS[self.activation], self.weights(theta)
+        kernels, biases = ([weights[name + end] for name in KERNELS] for end in ("", " bias"))
         y = torch.cat([x, theta["context"].expand(x.shape[0], -1, -1, -1)], 1) if self.context else x
-        if self.activation == "relu" and self.convolution == "auto":
-            whole = y, [weights[name] for name in KERNELS], [weights[f"{name} bias"] for name in KERNELS]
-            if fused(*whole, t if self.time else None):
-                return conv_block(*whole, t if self.time else None)
-        # How GPUs convolve with kernels that all samples share. What lies in between is many times as large as x.
-        last = y.is_cuda and weights["3x3"].dim() == 4 and self.filters % 8 == 0
-        y = y.contiguous(memory_format=torch.channels_last) if last else y
-        for layer, name in enumerate(KERNELS):
-            y, w, b = (rho(y) if layer else y), weights[name], weights[f"{name} bias"]
+        seen = t if self.time else None
+        if self.activation == "relu" and self.convolution == "auto" and fused(y, kernels, biases, seen):
+            return conv_block(y, kernels, biases, seen)
+        if y.is_cuda and all(w.dim() == 4 for w in kernels) and all(b.dim() == 1 for b in biases):
+            return shared_block(y, kernels, biases, rho, seen)
+        for layer, (w, b) in enumerate(zip(kernels, biases, strict=True)):
+            y = rho(y) if layer else y
             if self.time:
-                w, ticks = w.split((w.shape[-3] - 1, 1), dim=-3)
+                w, ticks = split_time(w)
                 y = passing(t, convolve(y, w, b, self.convolution), ticks, self.convolution)
             else:
                 y = convolve(y, w, b, self.convolution)
-        return y.contiguous() if last else y
+        return y
 
     def config(self) -> dict[str, Any]:
         """All arguments."""
@@ -117,6 +117,44 @@ class ConvBlock(VectorField):
             "out": self.out,
             "convolution": self.convolution,
         }
+
+
+def shared_block(
+    y: Tensor,
+    kernels: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    rho: Callable[[Tensor], Tensor],
+    t: Tensor | None = None,
+) -> Tensor:
+    """The block with kernels that all samples share, in the way that GPUs convolve fastest.
+
+    Channels lie last in memory, and their numbers are filled up to multiples of 8, by kernels of zeros: what comes out
+    is the same. What lies in between is many times as large as y.
+    """
+    out = len(kernels[-1])
+    y = F.pad(y, (0, 0, 0, 0, 0, -y.shape[1] % MULTIPLE)).contiguous(memory_format=torch.channels_last)
+    for layer, (w, b) in enumerate(zip(kernels, biases, strict=True)):
+        w, ticks = (w, None) if t is None else split_time(w)
+        y = F.conv2d(rho(y) if layer else y, filled(w, 0, 1), filled(b, 0), padding=w.shape[-1] // 2)
+        if t is not None and ticks is not None:
+            y = passing(t, y, filled(ticks, 0), "grouped")
+    return y[:, :out].contiguous()
+
+
+def filled(w: Tensor, *dims: int) -> Tensor:
+    """Zeros behind w along these dimensions, up to the next multiple of 8.
+
+    >>> filled(torch.ones(13, 125, 3, 3), 0, 1).shape
+    torch.Size([16, 128, 3, 3])
+    """
+    ends = [-size % MULTIPLE if dim in dims else 0 for dim, size in enumerate(w.shape)]
+    return F.pad(w, [part for end in reversed(ends) for part in (0, end)])
+
+
+def split_time(w: Tensor) -> tuple[Tensor, Tensor]:
+    """A kernel's part for the channels, and that for time, the last of its inputs."""
+    channels, ticks = w.split((w.shape[-3] - 1, 1), dim=-3)
+    return channels, ticks
 
 
 def convolve(x: Tensor, w: Tensor, b: Tensor, formulation: str) -> Tensor:
