@@ -99,3 +99,16 @@ def test_report_draws_what_results_alone_can_show_and_knows_their_experiment(tmp
     text = page.read_text()
     assert "Memory: bit patterns" in text
     assert text.count("data:image/svg+xml") == 1
+
+
+def test_models_of_a_table_stand_as_the_settings_name_them_whatever_else_is_said_about_a_result(runs, tmp_path):
+    results, file = tmp_path / "results", tmp_path / "page.md"
+    main(["collect", str(runs), "--out", str(results)])
+    for path in results.rglob("*.json"):
+        result = json.loads(path.read_text())
+        result["about"] = {"more": 2.0 if result["model"] == "node" else 1.0}
+        path.write_text(json.dumps(result))
+    file.write_text("<!-- table:reflection -->\n<!-- end -->\n")
+    assert main(["tables", str(file), "--results", str(results)]) == 0
+    rows = [line.split(" | ")[0] for line in file.read_text().splitlines()[3:-1]]
+    assert rows == ["| node", "| open-loop"]

@@ -55,7 +55,9 @@ def table_of(name: str, results: Path) -> str:
     found = [result for result in every if _asked(result.dataset, part)]
     models = list(getattr(kind.preset("paper"), "models", ()))
     # As a run has them, whatever the files are called: problems by their numbers, models as the settings name them.
-    found.sort(key=lambda result: ([_padded(value) for value in result.about.values()], _place(models, result.model)))
+    found.sort(key=lambda result: [_padded(value) for value in result.about.values()])
+    problems = list(dict.fromkeys(result.dataset for result in found))
+    found.sort(key=lambda result: (problems.index(result.dataset), _place(models, result.model)))
     return as_markdown(make_table(found, kind.columns, kind.paper))
 
 

@@ -64,7 +64,8 @@ def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
         losses.set_yscale("log")
     low, high = nfe.get_ylim()
     nfe.set(xlabel="held-out loss", ylabel="evaluations of the field", ylim=(max(0, low - 2), high + 2))
-    figure.legend(loc="outside upper center", ncols=min(6, len(curves)), frameon=False)
+    rows = -(-len(curves) // 6)
+    figure.legend(loc="outside upper center", ncols=-(-len(curves) // rows), frameon=False)
     return figure
 
 
