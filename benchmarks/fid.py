@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
+import sys
 import time
 from pathlib import Path
 
@@ -45,6 +47,7 @@ def main() -> None:
     seconds["KID"] = clock.lap()
     record = {**found, "images": [len(train), len(test)], "precision": given.precision, "seconds": seconds}
     record |= {"environment": describe(given.device, torch.get_num_threads())}
+    record = {"command": shlex.join(["python", "-m", "benchmarks.fid", *sys.argv[1:]]), **record}
     print(json.dumps(record, indent=1))
     if given.json is not None:
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
