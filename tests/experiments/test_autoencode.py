@@ -252,7 +252,22 @@ def test_the_training_step_of_every_model_is_recorded_as_a_cuda_graph(kind, tmp_
 
 def test_the_papers_settings_are_the_defaults():
     paper = Autoencode()
-    assert (paper.planned_epochs, paper.planned_batch("auton-code"), paper.lr) == (50, 64, 1e-3)
+    assert (paper.planned_epochs, paper.planned_batch("auton-code"), paper.planned_lr("ae")) == (50, 64, 1e-3)
     faces = replace(paper, dataset="celeba")
     assert (faces.planned_epochs, faces.planned_batch("auton-code"), faces.planned_batch("ae")) == (40, 16, 64)
     assert (faces.numbers.latent, faces.numbers.nonzeros) == (64, 10)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lr"),
+    [
+        ({"dataset": "cifar10"}, 1e-3),
+        ({"dataset": "cifar10", "batch": 128}, 2e-3),
+        ({"dataset": "cifar10", "batch": 128, "lr": 5e-4}, 5e-4),
+        ({"dataset": "mnist", "batch": 128}, 1e-3),
+    ],
+)
+def test_the_learning_rate_is_the_papers_and_in_proportion_for_larger_batches_of_images_in_colour(changes, lr):
+    settings = smoke(models=("ae",), **changes)
+    assert settings.planned_lr("ae") == lr
+    assert settings.trials([0])[0].about["lr"] == lr

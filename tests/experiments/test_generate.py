@@ -11,7 +11,7 @@ import ncode
 from ncode.data import ImageSets, draw_digits
 from ncode.experiments.autoencode import Autoencode
 from ncode.experiments.base import Finished
-from ncode.experiments.cluster import Cluster, principal
+from ncode.experiments.cluster import Cluster, principal, telling
 from ncode.experiments.generate import Generate
 from ncode.experiments.interpolate import Interpolate
 from ncode.experiments.neighbours import neighbours_of
@@ -295,6 +295,39 @@ def test_principal_components_are_the_widest_directions_and_none_in_which_codes_
     assert torch.stack([widest, codes[:, 1]]).corrcoef()[0, 1].abs() > 0.99
 
 
+def test_directions_that_tell_the_most_about_images_are_those_of_images_whatever_a_model_makes_of_them():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(80, 4, generator=generator, dtype=torch.float64) * torch.tensor([1.0, 9.0, 0.1, 3.0])
+    images = images - images.mean(0)
+    skewed = images @ torch.randn(4, 4, generator=generator, dtype=torch.float64) + 7
+    found, wanted = telling(principal(skewed, 4), images, 2), principal(images, 2)
+    torch.testing.assert_close(torch.cdist(found, found), torch.cdist(wanted, wanted))
+
+
+def test_only_the_ways_that_were_asked_for_are_gone(options, source):
+    settings = {**Cluster.presets["smoke"], "source": str(source), "ways": ("k-means", "mixture")}
+    folder = run(Cluster(**settings), "smoke", options)
+    wanted = {f"{way} {name}" for way in ("k-means", "mixture") for name in ("accuracy", "nmi")}
+    assert all(set(result["metrics"]) == wanted for result in results(folder).values())
+    assert not [*folder.glob("figures/*.png"), *folder.glob("trials/*/kept/*")]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "model", "directions", "ridge"),
+    [
+        ("mnist", "ae", 25, 0.3),
+        ("cifar10", "ae", 64, 0.01),
+        ("cifar10", "ae-wide", 64, 0.01),
+    ],
+)
+def test_directions_and_ridge_are_those_of_the_data_set_unless_told(dataset, model, directions, ridge):
+    settings = {**Cluster.presets["smoke"], "dataset": dataset}
+    assert Cluster(**settings).planned_directions(model) == directions
+    assert Cluster(**settings, directions=20).planned_directions(model) == 20
+    assert Cluster(**settings).planned_ridge == ridge
+    assert Cluster(**settings, ridge=0.0).planned_ridge == 0.0
+
+
 def test_training_images_beside_the_test_images_are_not_counted(options, source):
     settings = {**Cluster.presets["smoke"], "source": str(source), "pixels": False, "beside": 100}
     folder = run(Cluster(**settings), "smoke", options)
@@ -314,7 +347,9 @@ def test_images_without_classes_are_not_clustered(monkeypatch):
     [
         ({"clusters": 1}, "clusters must be at least 2"),
         ({"clusters": 60}, "60 clusters and a perplexity of 8 need at least 61 test images; there are 60"),
-        ({"ridge": -1.0}, "ridge must be at least 0; given -1"),
+        ({"directions": -1}, "directions must be at least 0; given -1"),
+        ({"ways": ()}, "ways must name at least one of: mixture"),
+        ({"ways": ("mixtures",)}, "mixture"),
         ({"exaggeration": 0.0}, "exaggeration must be above 0"),
         ({"perplexity": 20.0}, "a perplexity of 20 need at least 61 test images; there are 60"),
     ],

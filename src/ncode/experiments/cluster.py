@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from ..data import stream
+from ..data import Images, stream
 from ..metrics import (
     GaussianMixture,
     clustering_accuracy,
@@ -19,24 +19,26 @@ from ..metrics import (
     spectral_clusters,
     t_sne,
 )
+from ..models.autoencoder import Autoencoder
 from ..models.autoencoder_family import KINDS, Kind
 from ..solve import InputError
 from ..training import Column, Desk, Reported, Trial
 from .base import Finished, Picture
-from .checks import check_positive
+from .checks import check_choices, check_positive
 from .coding import Coding, encode
 from .coding_recipes import PAPER, QUICK, SMOKE
 
 PIXELS = "pixels"
 NEIGHBOURS = 10  # of an image, in the graph of spectral clustering
-WAYS = {
+Way = Literal["mixture", "map", "wide-map", "k-means", "spectral"]
+WAYS: Mapping[Way, str] = {
     "mixture": "mixture",
     "map": "t-SNE and mixture",
     "wide-map": "t-SNE with training codes and mixture",
     "k-means": "k-means",
     "spectral": "spectral clustering",
 }
-MAPS = {"map": "test images", "wide-map": "test images, placed together with training images"}
+MAPS: Mapping[Way, str] = {"map": "test images", "wide-map": "test images, placed together with training images"}
 _PAPER = {
     "cifar10": {
         (PIXELS, "k-means"): 0.229,
@@ -60,6 +62,17 @@ _PAPER = {
     },
 }
 _QUOTED = "quoted by the paper from others"
+
+
+def _columns(ways: Sequence[Way]) -> tuple[Column, ...]:
+    return tuple(
+        column
+        for way in ways
+        for column in (
+            Column(f"{way} accuracy", f"{WAYS[way]}, accuracy, %", digits=1, scale=100),
+            Column(f"{way} nmi", "NMI", digits=3),
+        )
+    )
 
 
 @dataclass(frozen=True)
@@ -94,14 +107,7 @@ class Cluster(Coding):
         "quick": {**QUICK, "models": ("auton-code", "ae"), "starts": 10, "beside": 2500},
         "paper": {**PAPER, "dataset": "mnist"},
     }
-    columns = tuple(
-        column
-        for way, title in WAYS.items()
-        for column in (
-            Column(f"{way} accuracy", f"{title}, accuracy, %", digits=1, scale=100),
-            Column(f"{way} nmi", "NMI", digits=3),
-        )
-    )
+    columns = _columns(get_args(Way))
     paper = tuple(
         Reported(model, dataset, f"{way} accuracy", value, _QUOTED if model in (PIXELS, "sparse", "denoising") else "")
         for dataset, numbers in _PAPER.items()
@@ -112,6 +118,7 @@ class Cluster(Coding):
         "clusters",
         "starts",
         "whiten",
+        "directions",
         "ridge",
         "beside",
         "perplexity",
@@ -119,20 +126,27 @@ class Cluster(Coding):
         "iterations",
     )
 
-    # Whitening, ridge and exaggeration were chosen with the labels of 10,000 held-out training images, on auton-code
-    # and ae, and are the same for all models.
+    # Chosen with the labels of 10,000 training images, the same for all models: whitening, exaggeration and the ridge
+    # for digits on auton-code and ae, directions and the ridge for images in colour on pixels.
     models: tuple[Kind, ...] = KINDS
     """Models. ae-wide has twice the dimensions. None: pixels alone."""
     pixels: bool = True
     """Cluster the images themselves too, with principal components in place of codes."""
+    ways: tuple[Way, ...] = get_args(Way)
+    """Ways to cluster: a mixture of codes, of their t-SNE map, or of one of test and training codes; k-means; spectral
+    clustering. Maps take most of the time."""
     clusters: int = 10
     """Clusters, and components of the mixture."""
     starts: int = 40
     """Starts of mixtures and of k-means."""
     whiten: bool = True
     """Cluster codes of mean 0 and covariance 1, whatever the model made of them."""
-    ridge: float = 0.3
-    """Added to every variance of a mixture of codes, relative to the mean variance of codes."""
+    directions: int = 0
+    """Directions of codes that are clustered, those that tell the most about images. 0: all for digits, and 64 for
+    images in colour."""
+    ridge: float = -1.0
+    """Added to every variance of a mixture of codes, relative to the mean variance of codes. Below 0: 0.3 for digits,
+    and 0.01 for images in colour."""
     beside: int = 60_000
     """Training images that the wide map has beside the test images."""
     perplexity: float = 30.0
@@ -148,8 +162,10 @@ class Cluster(Coding):
         super().__post_init__()
         check_positive(starts=self.starts, threads=self.threads, iterations=self.iterations)
         check_positive(beside=self.beside, exaggeration=self.exaggeration)
-        if self.ridge < 0:
-            raise InputError(f"ridge must be at least 0; given {self.ridge:g}")
+        check_choices("way", self.ways, get_args(Way))
+        if self.directions < 0:
+            raise InputError(f"directions must be at least 0; given {self.directions}")
+        object.__setattr__(self, "columns", _columns(self.ways))
         if self.clusters < 2 or self.perplexity < 1:
             raise InputError(
                 f"clusters must be at least 2, and perplexity at least 1; given {self.clusters} and {self.perplexity:g}"
@@ -175,23 +191,50 @@ class Cluster(Coding):
 
     def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
         """Cluster the codes of a model, or pixels, in all ways."""
-        sets = self.sets()
-        beside, labels = sets.train.take(slice(self.beside)), sets.test.labels
+        train, test = self.sets().to(desk.device)
         if trial.model == PIXELS:
-            desk.parameters = 0
-            test, wide = (images.to(desk.device).float().flatten(1) for images in (sets.test, beside))
+            desk.parameters, model = 0, None
         else:
             model = self.trained(trial, desk).model
-            test, wide = (encode(model, images).float() for images in (sets.test, beside))
-        count = self.latent_of(trial.model)
-        codes = principal(test, count, self.whiten)
-        wide = principal(torch.cat([test, wide]), count, self.whiten)
-        shown = {"mixture": codes, "map": self._map(codes, trial.seed), "wide-map": self._map(wide, trial.seed)}
-        rest = test if trial.model == PIXELS else codes
-        found = {way: self._clusters(shown.get(way, rest), way, trial.seed)[: len(test)].cpu() for way in WAYS}
-        for way in MAPS:
+        labels, plain = test.labels.cpu(), self._codes(model, test, trial.model)
+        shown = dict.fromkeys(self.ways, test.float().flatten(1) if model is None else plain) | {"mixture": plain}
+        if "map" in self.ways:
+            shown["map"] = self._map(plain, trial.seed)
+        if "wide-map" in self.ways:
+            joined = zip((test.images, test.labels), (train.images, train.labels), strict=True)
+            images, names = (torch.cat([mine, others[: self.beside]]) for mine, others in joined)
+            wide = replace(test, images=images, labels=names)
+            shown["wide-map"] = self._map(self._codes(model, wide, trial.model), trial.seed)
+        found = {way: self._clusters(shown[way], way, trial.seed)[: len(test)].cpu() for way in self.ways}
+        for way in self._maps:
             desk.keep(way, places=shown[way][: len(test)], clusters=matched(labels, found[way]), labels=labels)
         return _agreements(labels, found)
+
+    def _codes(self, model: Autoencoder | None, images: Images, name: str) -> Tensor:
+        """What is clustered: codes, or pixels, along the directions that tell the most."""
+        codes = images.float().flatten(1) if model is None else encode(model, images).float()
+        count = self.planned_directions(name)
+        if model is None or not self.whiten:
+            return principal(codes, count, self.whiten)
+        return telling(principal(codes, self.latent_of(name)), images.images, count)
+
+    @property
+    def _maps(self) -> tuple[Way, ...]:
+        return tuple(way for way in MAPS if way in self.ways)
+
+    @property
+    def _colour(self) -> bool:
+        return self.numbers.channels == 3
+
+    def planned_directions(self, model: str) -> int:
+        """Directions, as told or those of the data set. Codes have no more than their dimensions."""
+        dimensions = self.latent_of(model)
+        return min(dimensions, self.directions or (64 if self._colour else dimensions))
+
+    @property
+    def planned_ridge(self) -> float:
+        """The ridge, as told or that of the data set."""
+        return self.ridge if self.ridge >= 0 else 0.01 if self._colour else 0.3
 
     def _map(self, codes: Tensor, seed: int) -> Tensor:
         early = self.iterations // 3
@@ -208,7 +251,7 @@ class Cluster(Coding):
                 return spectral_clusters(codes, self.clusters, neighbours=NEIGHBOURS, seed=seed)
             case _:
                 # A map has two dimensions, and many places for each component: nothing to hold back.
-                ridge = 1e-6 if way in MAPS else self.ridge
+                ridge = 1e-6 if way in MAPS else self.planned_ridge
                 return best_mixture(codes, self.clusters, self.starts, seed, ridge).predict(codes)
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
@@ -222,13 +265,13 @@ class Cluster(Coding):
         if not first:
             return []
         pictures = []
-        for way, whose in MAPS.items():
+        for way in self._maps:
             maps = {
                 model: Map(**done.load(way), accuracy=done.result.metrics[f"{way} accuracy"])
                 for model, done in first.items()
             }
             caption = (
-                f"t-SNE maps of the codes of {whose}. Left: coloured by a mixture of Gaussians fitted to the map."
+                f"t-SNE maps of the codes of {MAPS[way]}. Left: coloured by a mixture of Gaussians fitted to the map."
                 " Right: the same, coloured by labels. Each component has the colour of the label it was given."
             )
             pictures.append(Picture(f"{way}s", draw_maps(maps, self.sets().test.classes), caption))
@@ -248,6 +291,26 @@ def principal(codes: Tensor, count: int, whiten: bool = True) -> Tensor:
     seen = (variances > 1e-9 * variances.max()).nonzero()[-count:, 0]
     found = centred @ directions[:, seen]
     return (found / variances[seen].sqrt() if whiten else found).to(codes)
+
+
+def telling(codes: Tensor, images: Tensor, count: int) -> Tensor:
+    """Whitened codes (n, m) along the so many directions that tell the most about images (n, ...).
+
+    By least squares images are codes times W = codes' images / n, and codes along a unit vector u alone explain
+    |u' W|^2 of their variance. The best u are the first eigenvectors of W W'. A linear map that a model puts behind its
+    code changes none of it, and where codes are all of the images, those are their principal components.
+
+    >>> codes = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
+    >>> telling(codes, codes * torch.tensor([3.0, 20.0]), 1).abs().flatten(), codes[:, 1]
+    (tensor([1., 1., 1., 1.]), tensor([ 1., -1.,  1., -1.]))
+    """
+    if count >= codes.shape[1]:
+        return codes
+    parts = zip(codes.split(5000), images.split(5000), strict=True)
+    weights = sum(part.double().mT @ shown.flatten(1).double() for part, shown in parts)
+    assert isinstance(weights, Tensor)
+    _, directions = torch.linalg.eigh(weights @ weights.mT)
+    return codes @ directions[:, -count:].to(codes)
 
 
 def matched(labels: Tensor, clusters: Tensor) -> Tensor:

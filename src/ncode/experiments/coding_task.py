@@ -74,7 +74,7 @@ class Code(Task):
             groups.setdefault(price, []).append(each)
         fused = all(each.is_cuda for each in self.model.parameters())
         listed = [{"params": each, "weight_decay": price} for price, each in groups.items()]
-        return AdamW(listed, lr=self.settings.lr, fused=fused)
+        return AdamW(listed, lr=self.settings.planned_lr(self.trial.model), fused=fused)
 
     def schedule(self, optimiser: Optimizer) -> LRScheduler | None:
         """Halved on plateaus, or along a cosine."""
