@@ -208,3 +208,15 @@ def test_the_readme_says_what_the_results_say():
         [sys.executable, "-m", "benchmarks.summary", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_fits_of_mixtures_are_timed_until_they_converge_and_at_their_longest(tmp_path):
+    path = tmp_path / "mixture.json"
+    words = ["--codes", "200", "--dimensions", "4", "--components", "3", "--device", "cpu", "--json", str(path)]
+    subprocess.run([sys.executable, "-m", "benchmarks.mixture", *words], cwd=ROOT, check=True, capture_output=True)
+    record = json.loads(path.read_text())
+    short, longest = record["fits"]
+    assert (short["components"], longest["iterations"], record["codes"]) == (3, 100, [200, 4])
+    assert short["iterations"] < 100
+    assert record["command"].startswith("python -m benchmarks.mixture --codes 200")
+    assert record["environment"]["versions"]["torch"]
