@@ -12,7 +12,6 @@ import argparse
 import json
 import shlex
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from ncode.data import find, load
 from ncode.metrics import FrechetDistance, extract, kernel_distance, load_inception
 
 from .environment import describe
+from .stopwatch import Stopwatch
 
 
 def main() -> None:
@@ -51,24 +51,6 @@ def main() -> None:
     print(json.dumps(record, indent=1))
     if given.json is not None:
         given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-
-class Stopwatch:
-    """Seconds since the lap before, once the device has done its work."""
-
-    def __init__(self, device: str):
-        self._cuda = torch.device(device).type == "cuda"
-        self._last = self._now()
-
-    def lap(self) -> float:
-        """Begin a new lap, and tell how long the last one took."""
-        before, self._last = self._last, self._now()
-        return round(self._last - before, 2)
-
-    def _now(self) -> float:
-        if self._cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
 
 
 if __name__ == "__main__":

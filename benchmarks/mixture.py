@@ -20,7 +20,7 @@ import torch
 from ncode.metrics import GaussianMixture
 
 from .environment import describe
-from .fid import Stopwatch
+from .stopwatch import Stopwatch
 
 # What ends EM, and the least variance: with none of the former no component may run out of codes.
 CASES = {"until it converges": (1e-3, 1e-6), "100 iterations": (0.0, 1.0)}
@@ -56,6 +56,8 @@ def measure(codes: torch.Tensor, count: int, case: str) -> dict[str, object]:
     """One fit, k-means included."""
     tol, least = CASES[case]
     mixture = GaussianMixture(count, tol=tol, reg_covar=least)
+    if codes.is_cuda:
+        torch.cuda.reset_peak_memory_stats()
     clock = Stopwatch(codes.device.type)
     mixture.fit(codes, generator=torch.Generator().manual_seed(0))
     row = {"components": count, "case": case, "seconds": clock.lap(), "iterations": mixture.iterations}

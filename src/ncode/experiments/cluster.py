@@ -222,19 +222,15 @@ class Cluster(Coding):
     def _maps(self) -> tuple[Way, ...]:
         return tuple(way for way in MAPS if way in self.ways)
 
-    @property
-    def _colour(self) -> bool:
-        return self.numbers.channels == 3
-
     def planned_directions(self, model: str) -> int:
         """Directions, as told or those of the data set. Codes have no more than their dimensions."""
         dimensions = self.latent_of(model)
-        return min(dimensions, self.directions or (64 if self._colour else dimensions))
+        return min(dimensions, self.directions or (64 if self.colour else dimensions))
 
     @property
     def planned_ridge(self) -> float:
         """The ridge, as told or that of the data set."""
-        return self.ridge if self.ridge >= 0 else 0.01 if self._colour else 0.3
+        return self.ridge if self.ridge >= 0 else 0.01 if self.colour else 0.3
 
     def _map(self, codes: Tensor, seed: int) -> Tensor:
         early = self.iterations // 3

@@ -110,7 +110,7 @@ class Coding(Plan, Experiment, ABC):
     def planned_lr(self, model: str) -> float:
         """Learning rate, as told, or the paper's for its batches of 64, and in proportion for the preset's of 128."""
         # For digits it stays: what it would do there has not been looked at.
-        return self.lr or (2e-3 if self.planned_batch(model) > 64 and self.numbers.channels == 3 else 1e-3)
+        return self.lr or (2e-3 if self.planned_batch(model) > 64 and self.colour else 1e-3)
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Each model with each seed."""

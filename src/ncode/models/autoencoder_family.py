@@ -102,6 +102,11 @@ class Plan:
         return paper._replace(latent=self.latent or paper.latent, nonzeros=self.nonzeros or paper.nonzeros)
 
     @property
+    def colour(self) -> bool:
+        """Whether images have colours."""
+        return self.numbers.channels == 3
+
+    @property
     def measure(self) -> str:
         """The loss, "mse" or "bce"."""
         if self.loss != "paper":
@@ -129,7 +134,7 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
     choose("model", kind, KINDS)
     numbers, latent = plan.numbers, plan.latent_of(kind)
     encoder, decoder = Encoder(numbers, plan.dropout), Decoder(numbers, latent, plan.standardise)
-    terms = {"texture": Texture(plan.texture)} if plan.texture and numbers.channels == 3 else {}
+    terms = {"texture": Texture(plan.texture)} if plan.texture and plan.colour else {}
     common = {"disturb": CodeNoise(plan.code_noise, plan.code_dropout), "terms": terms}
     if kind == "auton-code":
         costs = [KineticEnergy(plan.kinetic_cost)] if plan.kinetic_cost else []
