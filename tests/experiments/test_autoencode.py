@@ -262,12 +262,12 @@ def test_the_papers_settings_are_the_defaults():
     ("changes", "lr"),
     [
         ({"dataset": "cifar10"}, 1e-3),
-        ({"dataset": "cifar10", "batch": 128}, 2e-3),
+        ({"dataset": "cifar10", "batch": 128}, 4e-3),
         ({"dataset": "cifar10", "batch": 128, "lr": 5e-4}, 5e-4),
         ({"dataset": "mnist", "batch": 128}, 1e-3),
     ],
 )
-def test_the_learning_rate_is_the_papers_and_in_proportion_for_larger_batches_of_images_in_colour(changes, lr):
+def test_the_learning_rate_is_the_papers_and_larger_for_larger_batches_of_images_in_colour(changes, lr):
     settings = smoke(models=("ae",), **changes)
     assert settings.planned_lr("ae") == lr
     assert settings.trials([0])[0].about["lr"] == lr

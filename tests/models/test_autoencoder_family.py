@@ -116,6 +116,19 @@ def test_noise_on_codes_is_relative_to_their_spread_and_ends_with_training():
     assert torch.equal(disturb.eval()(code), code)
 
 
+def test_minus_one_means_noise_for_colours_and_none_for_digits_or_a_vae():
+    def noise(kind, plan):
+        disturb = build_autoencoder(kind, plan).disturb
+        assert isinstance(disturb, CodeNoise)
+        return disturb.noise
+
+    every = small(code_noise=-1)
+    assert [noise(kind, every) for kind in ("auton-code", "ae", "ae-wide", "vae")] == [0.1, 0.1, 0.1, 0.0]
+    assert [noise("ae", small("mnist", code_noise=-1)), noise("vae", small(code_noise=0.3))] == [0.0, 0.3]
+    with pytest.raises(ncode.InputError, match="code_noise must be at least 0, or -1; given -2"):
+        small(code_noise=-2)
+
+
 def test_dropout_of_codes_and_features_is_for_training_alone():
     model, shown = build_autoencoder("ae", small("mnist", dropout=0.5, code_dropout=0.5)), images("mnist")
     with torch.no_grad():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ..data import Images, ImageSets, augment, batch_indices, batches_per_epoch, hold_out
 from ..models.autoencoder import Autoencoder
 from ..models.autoencoder_family import build_autoencoder
 from ..training import Loss, Task, Trial
 from .clock import StepClock
-from .coding import Coding, as_numbers
+from .coding import PAPER_LR, Coding, as_numbers
 
 
 class Code(Task):
@@ -79,13 +81,23 @@ class Code(Task):
     def schedule(self, optimiser: Optimizer) -> LRScheduler | None:
         """Halved on plateaus, or along a cosine."""
         if self.settings.schedule == "cosine":
-            return CosineAnnealingLR(optimiser, self.steps)
+            rise = self.per_epoch if self.settings.planned_lr(self.trial.model) > PAPER_LR else 0
+            return LambdaLR(optimiser, functools.partial(cosine, steps=self.steps, rise=rise))
         self.plateau = HalveOnPlateau(optimiser, self.settings.patience, self.per_epoch)
         return self.plateau
 
     def to(self, device: torch.device) -> None:
         """All images to the device, as bytes."""
         self.train, self.held_out = self.train.to(device), self.held_out.to(device)
+
+
+def cosine(step: int, steps: int, rise: int = 0) -> float:
+    """What the learning rate is multiplied by: a half wave from 1 to 0, and a line up over the first steps.
+
+    >>> [round(cosine(step, steps=100, rise=10), 2) for step in (0, 9, 50, 100)]
+    [0.1, 0.98, 0.5, 0.0]
+    """
+    return min(1.0, (step + 1) / max(1, rise)) * (0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps)))
 
 
 class HalveOnPlateau(LRScheduler):

@@ -64,7 +64,8 @@ class Plan:
     standardise: bool = True
     """Let the decoder see codes of mean 0 and deviation 1, each value over the batch."""
     code_noise: float = 0.0
-    """Noise on codes in training, relative to their deviation."""
+    """Noise on codes in training, relative to their deviation. -1: 0.1 for images in colour, none for digits, and none
+    for vae, whose codes have noise of their own."""
     code_dropout: float = 0.0
     """Part of a code that is left out in training."""
     texture: float = 0.0
@@ -83,9 +84,11 @@ class Plan:
         for name in ("gain", "horizon"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name} must be above 0; given {getattr(self, name)!r}")
-        for name in ("latent", "nonzeros", "kinetic_cost", "code_noise", "texture", "beta", "sparsity", "image_noise"):
+        for name in ("latent", "nonzeros", "kinetic_cost", "texture", "beta", "sparsity", "image_noise"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
+        if not (self.code_noise >= 0 or self.code_noise == -1):
+            raise InputError(f"code_noise must be at least 0, or -1; given {self.code_noise!r}")
         numbers = self.numbers
         if numbers.nonzeros > numbers.latent:
             raise InputError(
@@ -113,6 +116,16 @@ class Plan:
             return self.loss
         return "bce" if self.dataset == "mnist" else "mse"
 
+    def noise_of(self, kind: str) -> float:
+        """Noise on the codes of a model.
+
+        >>> [Plan(name, code_noise=-1).noise_of("ae") for name in ("cifar10", "mnist")]
+        [0.1, 0.0]
+        """
+        if self.code_noise >= 0:
+            return self.code_noise
+        return 0.1 if self.colour and kind != "vae" else 0.0
+
     def latent_of(self, kind: str) -> int:
         """Dimensions of the code of a model."""
         return self.numbers.latent * (2 if kind == "ae-wide" else 1)
@@ -135,7 +148,7 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
     numbers, latent = plan.numbers, plan.latent_of(kind)
     encoder, decoder = Encoder(numbers, plan.dropout), Decoder(numbers, latent, plan.standardise)
     terms = {"texture": Texture(plan.texture)} if plan.texture and plan.colour else {}
-    common = {"disturb": CodeNoise(plan.code_noise, plan.code_dropout), "terms": terms}
+    common = {"disturb": CodeNoise(plan.noise_of(kind), plan.code_dropout), "terms": terms}
     if kind == "auton-code":
         costs = [KineticEnergy(plan.kinetic_cost)] if plan.kinetic_cost else []
         flow = {"norm": plan.norm, "gain": plan.gain, "start": plan.start, "horizon": plan.horizon, "costs": costs}
