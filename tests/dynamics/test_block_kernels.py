@@ -165,9 +165,13 @@ def compare(problem, bound, half=None):
     with composed():
         expected = gradients(copy.deepcopy(block).double(), *rest, dtype=torch.float64)
     assert got[0].dtype == torch.float32
-    for found, exact in zip(got, expected, strict=True):
+    sizes = [exact.norm() for exact in expected]
+    if block.time:
+        # Kernels of the channel t are biases times t: its gradient is a sum over theirs, and may be small by chance.
+        sizes[-1] = torch.stack([sizes[2 + NAMES.index(name)] for name in BIASES]).norm()
+    for found, exact, size in zip(got, expected, sizes, strict=True):
         assert found.shape == exact.shape
-        assert (found.double() - exact).norm() <= bound * exact.norm()
+        assert (found.double() - exact).norm() <= bound * size
 
 
 CASES = [
@@ -378,6 +382,7 @@ def test_the_kernels_are_taken_only_for_what_they_can(monkeypatch):
     assert not _block.fused(*whole(dtype=torch.bfloat16))
     x, kernels, biases = whole()
     assert not _block.fused(x[:0], kernels, biases)
+    assert not _block.fused(x[..., :1, :1], kernels, biases)
     assert not _block.fused(x, [kernels[0].double(), *kernels[1:]], biases)
     with torch.autocast("cpu", torch.bfloat16):
         assert _block.fused(x, kernels, biases)
@@ -456,6 +461,7 @@ BIG = [
     (3, 13, 13, 50, 28, 28, True, ()),
     (2, 20, 7, 60, 6, 6, True, BIASES),
     (33, 32, 32, 33, 13, 12, True, ("3x3",)),
+    (3, 13, 13, 50, 7, 7, True, ()),
 ]
 
 

@@ -54,7 +54,8 @@ def fused(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], t: Ten
     if any(tensor.dtype != torch.float32 for tensor in tensors[:7]) or 0 in x.shape or any(map(dual, tensors)):
         return False
     f, o = kernels[0].shape[-4], kernels[2].shape[-4]
-    if max(x.shape[1], o) > MOST_CHANNELS or f > MOST_FILTERS:
+    # Of one pixel, channels would lie side by side where the kernels count on pixels to do so.
+    if max(x.shape[1], o) > MOST_CHANNELS or f > MOST_FILTERS or x.shape[2:].numel() == 1:
         return False
     return _storage(x) is not None and worthwhile(x, kernels[1])
 

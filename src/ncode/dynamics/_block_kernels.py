@@ -23,8 +23,8 @@ for `taps`, which sums over pixels.
 
 A factor of more than one step of a product is at least 128 bytes wide where it is contiguous. Hopper's assembler (ptxas
 of CUDA 12.8, in Triton 3.6) may leave the address of a narrower one undefined, if another has been in the same place of
-shared memory before: an illegal memory access. Hence C >= 64 in 16 bits, kernels of the first layer as (c, f), and
-`_seen` with pixels last.
+shared memory before: an illegal memory access. Hence C >= 64 in 16 bits, kernels of the first layer as (c, f), `_seen`
+with pixels last, and the gradient that `back` reads with pixels first, whatever the width of images.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -457,10 +457,11 @@ def _back(
         i, j = place // WIDE - 1, place % WIDE - 1
         inside = (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH)
         pixel = i * WIDTH + j
-        some = (o < OUT)[:, None] & inside[None, :]
-        above = tl.load(grad + (o[:, None] * (HEIGHT * WIDTH) + pixel[None, :]), mask=some, other=0.0)
+        # Pixels first: where the compiler cannot tell which of two lie side by side in memory, it takes the first.
+        some = inside[:, None] & (o < OUT)[None, :]
+        above = tl.load(grad + (pixel[:, None] + o[None, :] * (HEIGHT * WIDTH)), mask=some, other=0.0)
         hidden = tl.load(h2 + (pixel[:, None] * CHANNELS + channel[None, :]), mask=inside[:, None], other=0.0)
-        short = tl.trans(above.to(dtype))
+        short = above.to(dtype)
         value = tl.zeros((PLACES, CHANNELS), dtype=tl.float32)
         value = tl.dot(short, kernel, value, input_precision=PRECISION)
         value = tl.where(hidden <= 0.0, 0.0, value).to(dtype)
@@ -472,7 +473,7 @@ def _back(
         of_w3 = tl.dot(tl.trans(hidden), short, of_w3, input_precision=PRECISION)
         seen = tl.trans(_seen(i, j, HEIGHT, WIDTH, 16).to(dtype))
         of_taps = tl.dot(tl.trans(value), seen, of_taps, input_precision=PRECISION)
-        of_b3 += tl.sum(above, axis=1)
+        of_b3 += tl.sum(above, axis=0)
     fits = (channel < FILTERS)[:, None]
     target = w3_grad + sample * (OUT * FILTERS) + (o[None, :] * FILTERS + channel[:, None])
     tl.store(target, of_w3, mask=fits & (o < OUT)[None, :])

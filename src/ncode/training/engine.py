@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,10 @@ class Engine:
         else:
             seen(self._graphed(self._take, batch))
         if self._schedule is not None:
-            self._schedule.step()
+            with warnings.catch_warnings():
+                # Gradients of 16 bits that overflow are left out, the first as a rule; the schedule counts every step.
+                warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
+                self._schedule.step()
 
     def _take(self, batch: Any, seen: Callable[[Loss], None] | None = None) -> Loss:
         loss = self._objective(Held(batch) if self._mixed else batch)
