@@ -45,6 +45,7 @@ def main() -> None:
     kid = kernel_distance(train, test, subset_size=min(1000, len(test)), generator=torch.Generator().manual_seed(0))
     found |= {"KID": float(kid.mean), "KID, deviation": float(kid.std)}
     seconds["KID"] = clock.lap()
+    seconds = {part: round(each, 2) for part, each in seconds.items()}
     record = {**found, "images": [len(train), len(test)], "precision": given.precision, "seconds": seconds}
     record |= {"environment": describe(given.device, torch.get_num_threads())}
     record = {"command": shlex.join(["python", "-m", "benchmarks.fid", *sys.argv[1:]]), **record}

@@ -60,7 +60,7 @@ def measure(codes: torch.Tensor, count: int, case: str) -> dict[str, object]:
         torch.cuda.reset_peak_memory_stats()
     clock = Stopwatch(codes.device.type)
     mixture.fit(codes, generator=torch.Generator().manual_seed(0))
-    row = {"components": count, "case": case, "seconds": clock.lap(), "iterations": mixture.iterations}
+    row = {"components": count, "case": case, "seconds": round(clock.lap(), 2), "iterations": mixture.iterations}
     if codes.is_cuda:
         row["GiB"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
     print(row, flush=True)

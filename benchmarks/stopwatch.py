@@ -17,7 +17,7 @@ class Stopwatch:
     def lap(self) -> float:
         """Begin a new lap, and tell how long the last one took."""
         before, self._last = self._last, self._now()
-        return round(self._last - before, 2)
+        return self._last - before
 
     def _now(self) -> float:
         if self._cuda:

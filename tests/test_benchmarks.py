@@ -220,3 +220,16 @@ def test_fits_of_mixtures_are_timed_until_they_converge_and_at_their_longest(tmp
     assert short["iterations"] < 100
     assert record["command"].startswith("python -m benchmarks.mixture --codes 200")
     assert record["environment"]["versions"]["torch"]
+
+
+def test_a_step_of_an_autoencoder_is_timed_with_its_flow_and_without_data(tmp_path):
+    path = tmp_path / "autoencoder.json"
+    words = ["--device", "cpu", "--models", "auton-code", "ae", "--width", "0.05", "--batch", "4", "--steps", "2"]
+    command = [sys.executable, "-m", "benchmarks.autoencoder", *words, "--json", str(path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    record = json.loads(path.read_text())
+    flowing, plain = record["models"]
+    assert [row["model"] for row in record["models"]] == ["auton-code", "ae"]
+    assert flowing["ms of the flow"] > 0
+    assert "ms of the flow" not in plain
+    assert record["command"].startswith("python -m benchmarks.autoencoder --device cpu")
