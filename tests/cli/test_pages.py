@@ -45,6 +45,14 @@ def test_collected_results_make_the_tables_of_a_markdown_file(runs, tmp_path, ca
     assert text.endswith("<!-- end -->\nend\n")
 
 
+@pytest.mark.parametrize("block", ["<!-- table:reflection, a -->\n<!-- end -->\n", "<!-- table:reflection -->\n"])
+def test_the_beginning_of_a_table_that_is_none_gets_a_sentence(block, tmp_path, capsys):
+    file = tmp_path / "page.md"
+    file.write_text(block)
+    assert main(["tables", str(file), "--results", str(tmp_path)]) == 2
+    assert "begins no table: its name must have no spaces, and <!-- end --> must follow" in capsys.readouterr().err
+
+
 def test_collecting_into_a_file_gets_a_sentence(runs, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["collect", str(runs), "--out", str(tmp_path / "file")]) == 1

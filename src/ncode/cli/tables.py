@@ -33,7 +33,8 @@ def answer(words: list[str]) -> int:
         if not file.is_file():
             raise InputError(f"there is no file {file}")
         text = file.read_text(encoding="utf-8")
-        tables = {name: table_of(name, form.results) for name in dict.fromkeys(m["name"] for m in BLOCK.finditer(text))}
+        names = _names(file, text)
+        tables = {name: table_of(name, form.results) for name in names}
         old = stale(text, tables)
         if old and form.check:
             raise InputError(
@@ -59,6 +60,18 @@ def table_of(name: str, results: Path) -> str:
     problems = list(dict.fromkeys(result.dataset for result in found))
     found.sort(key=lambda result: (problems.index(result.dataset), _place(models, result.model)))
     return as_markdown(make_table(found, kind.columns, kind.paper))
+
+
+def _names(file: Path, text: str) -> list[str]:
+    """The tables that a file has blocks for; a line that looks like the beginning of a block has to be one."""
+    blocks = list(BLOCK.finditer(text))
+    begun = {match["start"].strip() for match in blocks}
+    for line in text.splitlines():
+        if line.startswith("<!-- table:") and line.strip() not in begun:
+            raise InputError(
+                f"{file}: {line.strip()!r} begins no table: its name must have no spaces, and <!-- end --> must follow"
+            )
+    return list(dict.fromkeys(match["name"] for match in blocks))
 
 
 def _asked(dataset: str, part: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -54,4 +55,8 @@ def _scatter(panel: Axes, places: Tensor, groups: Tensor, colours: Sequence[tupl
     chosen = [colours[int(group) % len(colours)] for group in groups]
     # As one picture: ten thousand dots would make a heavy drawing.
     panel.scatter(places[:, 0], places[:, 1], s=size, c=chosen, linewidths=0, rasterized=True)
-    panel.set(xticks=[], yticks=[])
+    # A few codes that lie far from all others would leave little room for these: they may be outside.
+    low, high = places.float().quantile(torch.tensor([0.005, 0.995]), dim=0)
+    margin = 0.15 * (high - low).clamp(min=1e-6)
+    across, down = torch.stack([low - margin, high + margin], 1).tolist()
+    panel.set(xticks=[], yticks=[], xlim=across, ylim=down)
