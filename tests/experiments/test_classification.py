@@ -234,12 +234,14 @@ def test_a_model_learns_digits_that_are_drawn(tmp_path):
     assert metrics["loss"] < desk.curves()["train loss"][0]
 
 
-def test_kept_weights_give_the_reported_accuracy(tmp_path):
-    settings = replace(SMOKE, models=("ncode",), solver="dopri5")
+@pytest.mark.parametrize("count", [0, 7])
+def test_kept_weights_give_the_reported_accuracy_of_as_many_test_images_as_asked_for(count, tmp_path):
+    settings = replace(SMOKE, models=("ncode",), solver="dopri5", test_images=count)
     (trial,) = settings.trials([0])
     metrics = settings.run(trial, desk_for(trial, tmp_path, save=True))
     again = ImageClassifier.from_pretrained(tmp_path / trial.name / "pretrained")
     test = load("mnist", "no-such-folder", fallback=True).test
+    test = test.take(slice(0, count or len(test)))
     found = measure(again, test.images, test.labels, settings.batch)
     assert found["accuracy"] == metrics["accuracy"]
     assert found["loss"] == metrics["loss"]
@@ -321,6 +323,7 @@ def test_models_of_one_figure_have_colours_of_their_own():
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
         ({"control_cost": -1.0}, "control_cost must be at least 0"),
         ({"batch": -1}, "batch must be at least 0"),
+        ({"test_images": -1}, "test_images must be at least 0"),
         ({"solver": "euler"}, "solver"),
         ({"tolerance": 0.0}, "tolerance"),
         ({"keep": "first"}, "keep"),

@@ -59,6 +59,7 @@ class Classification(Experiment):
             "filters": 4,
             "shrink": 2,
             "images": 96,
+            "test_images": 96,
             "held_out": 32,
             "epochs": 2,
             "batch": 32,
@@ -159,6 +160,8 @@ class Classification(Experiment):
     last in the modern one, whose learning rate ends at 0."""
     images: int = 0
     """Training images to use, those held out included. 0: all."""
+    test_images: int = 0
+    """Test images to use. 0: all."""
     held_out: int = 5000
     """Training images to hold out."""
     tf32: bool = True
@@ -180,7 +183,7 @@ class Classification(Experiment):
         for name in ("dropout", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 raise InputError(f"{name} must be at least 0 and below 1; given {getattr(self, name)!r}")
-        for name in ("control_cost", "kinetic_cost", "filters", "epochs", "batch", "lr", "images"):
+        for name in ("control_cost", "kinetic_cost", "filters", "epochs", "batch", "lr", "images", "test_images"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
         self.design()
@@ -204,7 +207,7 @@ class Classification(Experiment):
             assert isinstance(model, ImageClassifier)
             if desk.options.save and desk.fabric.is_global_zero:
                 model.save_pretrained(desk.folder / "pretrained")
-            seen = sets.test.to(desk.device)
+            seen = sets.test.take(slice(0, self.test_images or None)).to(desk.device)
             test = measure(model, seen.images, seen.labels, self.planned_batch)
             if has_flow(trial.model) and not is_network(trial.model):
                 changes = self.adaptive(trial.model)
