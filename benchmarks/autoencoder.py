@@ -11,9 +11,6 @@ and backward.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,7 +26,7 @@ from ncode.training import RunOptions, Trial
 from ncode.training.device import start
 from ncode.training.engine import Engine
 
-from .environment import describe
+from .record import keep
 from .stopwatch import Stopwatch
 
 IMAGES = 48_000  # an epoch: CIFAR-10's training images without those that are held out
@@ -47,11 +44,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
     rows = [measure(kind, given) for kind in given.models]
-    command = shlex.join(["python", "-m", "benchmarks.autoencoder", *sys.argv[1:]])
-    record = {"command": command, "seed": 0, "batch": given.batch, "width": given.width, "models": rows}
-    record |= {"environment": describe(given.device, torch.get_num_threads())}
-    if given.json is not None:
-        given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    found = {"seed": 0, "batch": given.batch, "width": given.width, "models": rows}
+    keep("autoencoder", found, given.device, given.json)
 
 
 def measure(kind: str, given: argparse.Namespace) -> dict[str, str | float]:

@@ -9,9 +9,6 @@ are those that everybody means by FID.
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
 from pathlib import Path
 
 import torch
@@ -19,7 +16,7 @@ import torch
 from ncode.data import find, load
 from ncode.metrics import FrechetDistance, extract, kernel_distance, load_inception
 
-from .environment import describe
+from .record import keep
 from .stopwatch import Stopwatch
 
 
@@ -46,12 +43,9 @@ def main() -> None:
     found |= {"KID": float(kid.mean), "KID, deviation": float(kid.std)}
     seconds["KID"] = clock.lap()
     seconds = {part: round(each, 2) for part, each in seconds.items()}
-    record = {**found, "images": [len(train), len(test)], "precision": given.precision, "seconds": seconds}
-    record |= {"environment": describe(given.device, torch.get_num_threads())}
-    record = {"command": shlex.join(["python", "-m", "benchmarks.fid", *sys.argv[1:]]), **record}
-    print(json.dumps(record, indent=1))
-    if given.json is not None:
-        given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    found |= {"images": [len(train), len(test)], "precision": given.precision, "seconds": seconds}
+    print(found)
+    keep("fid", found, given.device, given.json)
 
 
 if __name__ == "__main__":

@@ -10,16 +10,13 @@ EM ends when the likelihood no longer grows, and with all of its 100 iterations,
 from __future__ import annotations
 
 import argparse
-import json
-import shlex
-import sys
 from pathlib import Path
 
 import torch
 
 from ncode.metrics import GaussianMixture
 
-from .environment import describe
+from .record import keep
 from .stopwatch import Stopwatch
 
 # What ends EM, and the least variance: with none of the former no component may run out of codes.
@@ -38,11 +35,7 @@ def main() -> None:
     codes = draw_codes(given.codes, given.dimensions).to(given.device)
     GaussianMixture(2, max_iterations=2).fit(codes[:100])  # libraries start
     rows = [measure(codes, count, case) for count in given.components for case in CASES]
-    command = shlex.join(["python", "-m", "benchmarks.mixture", *sys.argv[1:]])
-    record = {"command": command, "seed": 0, "codes": list(codes.shape), "fits": rows}
-    record |= {"environment": describe(given.device, torch.get_num_threads())}
-    if given.json is not None:
-        given.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    keep("mixture", {"seed": 0, "codes": list(codes.shape), "fits": rows}, given.device, given.json)
 
 
 def draw_codes(count: int, dimensions: int) -> torch.Tensor:

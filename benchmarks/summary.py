@@ -1,4 +1,4 @@
-"""`python -m benchmarks.summary`: writes the tables of benchmarks/README.md from results/bench-solver-*.json.
+"""`python -m benchmarks.summary`: writes the tables of benchmarks/README.md from the files of results/.
 
 With `--check` it writes nothing, and exits with 1 if the tables are not what the results say.
 """
@@ -28,6 +28,26 @@ EPOCH_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "NFE": lambda row: _number((row["nfe"] or {}).get("forward"), ".1f"),
     "NFE backward": lambda row: _number((row["nfe"] or {}).get("backward"), ".1f"),
     "loss": lambda row: f"{row['loss']:.4f}",
+}
+# By result file: what was measured, the aim, and how to tell it of the file.
+CODING: dict[str, dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]]] = {
+    "fid-cifar10.json": {
+        "FID of CIFAR-10's training images to its test images": (
+            "3.15, as published",
+            lambda data: f"{data['train to test']:.4f}, {sum(data['seconds'].values()):.0f} s",
+        ),
+    },
+    "mixture-cuda.json": {
+        f"1,000 components, 10,000 codes of 128 dimensions, {case}": (
+            "60 s",
+            lambda data, case=case: f"{_fit(data, 1000, case)['seconds']:.1f} s",
+        )
+        for case in ("until it converges", "100 iterations")
+    },
+    "autoencoder-cuda.json": {
+        "50 epochs of AutoN-CODE, CIFAR-10": ("5 min", lambda data: f"{data['models'][0]['min, 50 epochs']:.1f} min"),
+        "the latent flow, part of a step": ("0.1", lambda data: f"{data['models'][0]['part of the step']:.3f}"),
+    },
 }
 
 
@@ -89,7 +109,25 @@ def aims() -> str:
     return "\n".join(lines)
 
 
-BLOCKS = {"measured": tables, "epoch": epochs, "aims": aims}
+def coding() -> str:
+    """What the experiments with autoencoders rest on, and its aims."""
+    lines = ["| | aim | measured | command |", "|---|---|---|---|"]
+    for name, rows in CODING.items():
+        path = ROOT / "results" / name
+        data = json.loads(path.read_text()) if path.is_file() else None
+        for what, (aim, tell) in rows.items():
+            shown = f"{tell(data)} ({data['environment']['device_name']})" if data else "not measured"
+            command = f"`{data['command']}`" if data else "–"
+            lines.append(f"| {what} | {aim} | {shown} | {command} |")
+    return "\n".join(lines)
+
+
+BLOCKS = {"measured": tables, "epoch": epochs, "aims": aims, "coding": coding}
+
+
+def _fit(data: Mapping[str, Any], components: int, case: str) -> Mapping[str, Any]:
+    (fit,) = (each for each in data["fits"] if (each["components"], each["case"]) == (components, case))
+    return fit
 
 
 def _machine(data: Mapping[str, Any]) -> str:

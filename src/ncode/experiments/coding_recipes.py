@@ -1,4 +1,4 @@
-"""How autoencoders are trained in each preset: the one place where it says so."""
+"""What each preset says of the training of autoencoders. What 0 and -1 stand for is told by `Coding` and `Plan`."""
 
 from __future__ import annotations
 
