@@ -70,7 +70,9 @@ def test_with_a_data_set_that_is_not_there_the_files_to_get_are_named(tmp_path, 
         ({"latent": 4, "nonzeros": 5}, "4 places, as the code has dimensions; 5 non-zeros do not fit"),
         ({"dataset": "cifar10", "depth": 3}, "can be halved 2 times more"),
         ({"epochs": -1}, "epochs must be at least 0"),
-        ({"gain": 0.0}, "gain must be above 0"),
+        ({"gain": -1.0}, "gain must be at least 0"),
+        ({"horizon": 0.0}, "horizon must be above 0"),
+        ({"shift": -2}, "shift must be at least 0, or -1; given -2"),
         ({"source": "somewhere"}, "no run.json"),
         ({"score": "fit"}, 'did you mean "fid"'),
         ({"score": "fid", "fid_weights": "nowhere.safetensors"}, "there is no file nowhere.safetensors"),
@@ -248,6 +250,16 @@ def test_the_training_step_of_every_model_is_recorded_as_a_cuda_graph(kind, tmp_
     options = RunOptions(out=tmp_path, device="cuda", graph=True, quiet=True)
     result = json.loads(next(run(settings, "smoke", options).glob("trials/*/result.json")).read_text())
     assert math.isfinite(result["metrics"]["error"])
+
+
+def test_a_shift_of_minus_one_moves_colours_and_no_digits():
+    def moved(dataset):
+        settings = smoke(dataset=dataset, shift=-1)
+        task = Code(settings, Trial("ae", dataset), settings.sets())
+        shown = {image.numpy().tobytes() for image in task.train.images}
+        return any(image.numpy().tobytes() not in shown for image in task.batch(0, torch.Generator().manual_seed(0)))
+
+    assert [moved(name) for name in ("cifar10", "mnist")] == [True, False]
 
 
 def test_the_papers_settings_are_the_defaults():

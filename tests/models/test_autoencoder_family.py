@@ -46,8 +46,22 @@ def test_settings_reach_the_flow():
     assert model.block.settings.t1 == 4.0
 
 
+def test_flows_of_colours_begin_at_ones_and_those_of_digits_at_a_draw_unless_told():
+    def flow(*args, **changes):
+        model = build_autoencoder("auton-code", small(*args, **changes))
+        assert isinstance(model, AutoNCODE)
+        return bool((model.x0 == 1).all()), float(model.norm.gain)
+
+    assert [flow("cifar10"), flow("mnist"), flow("mnist", start="ones", gain=3.0), flow("cifar10", start="stored")] == [
+        (True, 0.25),
+        (False, 1.0),
+        (True, 3.0),
+        (False, 0.25),
+    ]
+
+
 def test_codes_are_the_same_with_and_without_autocast_up_to_the_coders_rounding():
-    model = build_autoencoder("auton-code", small()).eval()
+    model = build_autoencoder("auton-code", small(gain=1.0)).eval()
     shown = images()
     with torch.no_grad():
         plain = model.encode(shown)
@@ -123,7 +137,7 @@ def test_minus_one_means_noise_for_colours_and_none_for_digits_or_a_vae():
         return disturb.noise
 
     every = small(code_noise=-1)
-    assert [noise(kind, every) for kind in ("auton-code", "ae", "ae-wide", "vae")] == [0.1, 0.1, 0.1, 0.0]
+    assert [noise(kind, every) for kind in ("auton-code", "ae", "ae-wide", "vae")] == [0.2, 0.2, 0.2, 0.0]
     assert [noise("ae", small("mnist", code_noise=-1)), noise("vae", small(code_noise=0.3))] == [0.0, 0.3]
     with pytest.raises(ncode.InputError, match="code_noise must be at least 0, or -1; given -2"):
         small(code_noise=-2)

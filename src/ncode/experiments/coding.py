@@ -56,7 +56,7 @@ class Coding(Plan, Experiment, ABC):
     flips: bool = False
     """Mirror every second training image, of data sets other than MNIST: a mirrored digit is none."""
     shift: int = 0
-    """Shift training images by up to so many pixels."""
+    """Shift training images by up to so many pixels. -1: 1 for images in colour, none for digits."""
     weight_decay: float = 0.0
     """Weight decay of all weights but biases and norms."""
     decoder_decay: float = 0.0
@@ -79,9 +79,11 @@ class Coding(Plan, Experiment, ABC):
         self._check_models()
         choose("schedule", self.schedule, get_args(Schedule))
         check_positive(patience=self.patience, held_out=self.held_out)
-        for name in ("epochs", "batch", "lr", "images", "test_images", "shift", "weight_decay", "decoder_decay"):
+        for name in ("epochs", "batch", "lr", "images", "test_images", "weight_decay", "decoder_decay"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
+        if self.shift < -1:
+            raise InputError(f"shift must be at least 0, or -1; given {self.shift!r}")
 
     def _check_models(self) -> None:
         check_choices("model", self.models, KINDS)
@@ -113,6 +115,11 @@ class Coding(Plan, Experiment, ABC):
         """Learning rate, as told, or the paper's for its batches of 64, and what held-out images chose for 128."""
         # For digits it stays the paper's.
         return self.lr or (4e-3 if self.planned_batch(model) > 64 and self.colour else PAPER_LR)
+
+    @property
+    def planned_shift(self) -> int:
+        """Pixels that training images are shifted by, at most."""
+        return self.shift if self.shift >= 0 else int(self.colour)
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Each model with each seed."""

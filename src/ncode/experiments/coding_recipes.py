@@ -22,7 +22,14 @@ QUICK: dict[str, Any] = {
     "schedule": "cosine",
 }
 # Whatever is set here holds for all models of autoencode, generate, cluster and interpolate, and is in no label.
-PAPER: dict[str, Any] = {"flips": True, "schedule": "cosine", "batch": 128, "texture": 1.0, "code_noise": -1.0}
+PAPER: dict[str, Any] = {
+    "flips": True,
+    "shift": -1,
+    "schedule": "cosine",
+    "batch": 128,
+    "texture": 1.0,
+    "code_noise": -1.0,
+}
 
 
 def told(values: Mapping[str, Any], presets: Collection[Mapping[str, Any]], names: Collection[str]) -> list[str]:

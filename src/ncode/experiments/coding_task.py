@@ -43,9 +43,9 @@ class Code(Task):
         images = self.train.images[
             batch_indices(step, self.batch_size, len(self.train), self.trial.seed, self.train.device)
         ]
-        flips = self.settings.flips and self.settings.dataset != "mnist"
-        if flips or self.settings.shift:
-            images = augment(images, generator=generator, padding=self.settings.shift, flip=flips)
+        flips, shift = self.settings.flips and self.settings.dataset != "mnist", self.settings.planned_shift
+        if flips or shift:
+            images = augment(images, generator=generator, padding=shift, flip=flips)
         return images
 
     def loss(self, model: nn.Module, batch: Tensor) -> Loss:

@@ -16,7 +16,7 @@ from ..solve.problem import choose
 from .autoencoder import Autoencoder, Coded, full_precision
 from .control_norms import ControlNorm
 
-Start = Literal["stored", "learned", "drawn"]
+Start = Literal["stored", "learned", "drawn", "ones"]
 
 
 class AutoNCODE(Autoencoder):
@@ -29,7 +29,8 @@ class AutoNCODE(Autoencoder):
         encoder, decoder, width, latent, loss, disturb, terms: As for `PlainAutoencoder`.
         nonzeros: Non-zeros a row of theta.
         norm, gain: How theta is normalised, and to what size: see `ControlNorm`.
-        start: x_0 is "stored" (drawn from N(0, I) once), "learned" (from there), or "drawn" for each image anew.
+        start: x_0 is "stored" (drawn from N(0, I) once), "learned" (from there), "drawn" for each image anew, or
+            "ones": a coupling to a value of x_0 near 0 does little, and with ones all of them move the code alike.
         horizon: T.
         costs: Running costs on the latent flow, of `ncode.costs`, added to the loss. With any, the solver takes the
             place of the exact flow.
@@ -70,7 +71,8 @@ class AutoNCODE(Autoencoder):
         self.norm = ControlNorm(norm, latent, nonzeros, gain)
         # gamma lives here, so the block takes what it is shown as the control.
         self.block = NCODE(SparseLinear(latent, nonzeros, seed), DataControl(), t1=horizon)
-        x0 = torch.randn(latent, generator=torch.Generator().manual_seed(seed))
+        drawn = torch.randn(latent, generator=torch.Generator().manual_seed(seed))
+        x0 = torch.ones(latent) if start == "ones" else drawn
         if start == "learned":
             self.x0 = nn.Parameter(x0)
         else:

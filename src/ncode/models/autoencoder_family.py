@@ -8,7 +8,8 @@ from typing import Literal, get_args
 from ..costs import KineticEnergy
 from ..solve import InputError
 from ..solve.problem import choose
-from .auto_ncode import AutoNCODE, Start
+from .auto_ncode import AutoNCODE
+from .auto_ncode import Start as PlainStart
 from .autoencoder import Autoencoder, PlainAutoencoder, VariationalAutoencoder
 from .code_noise import CodeNoise, check_part
 from .coders import Architecture, Decoder, Encoder, architecture
@@ -18,6 +19,7 @@ from .texture import Texture
 Kind = Literal["auton-code", "ae", "ae-wide", "vae", "sparse", "denoising"]
 Dataset = Literal["mnist", "fashion-mnist", "cifar10", "celeba"]
 LossName = Literal["paper", "mse", "bce"]
+Start = Literal["auto", PlainStart]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 # Settings that only one of the models looks at.
@@ -45,10 +47,11 @@ class Plan:
     """Non-zeros a row of the control. 0: 1 for MNIST, 2 for CIFAR-10, 10 for CelebA."""
     norm: Norm = "l2"
     """How the control is normalised: as a whole, a row, over the batch, bounded by tanh, or not at all."""
-    gain: float = 1.0
-    """Norm of the control."""
-    start: Start = "stored"
-    """Where the flow begins: drawn once and stored, learned, or drawn each time."""
+    gain: float = 0.0
+    """Norm of the control. 0: 0.25 for images in colour, 1 for digits."""
+    start: Start = "auto"
+    """Where the flow begins: drawn once and stored, learned, drawn each time, or at 1 throughout. auto: at ones for
+    images in colour, stored for digits."""
     horizon: float = 10.0
     """When the flow ends."""
     kinetic_cost: float = 0.0
@@ -64,7 +67,7 @@ class Plan:
     standardise: bool = True
     """Let the decoder see codes of mean 0 and deviation 1, each value over the batch."""
     code_noise: float = 0.0
-    """Noise on codes in training, relative to their deviation. -1: 0.1 for images in colour, none for digits, and none
+    """Noise on codes in training, relative to their deviation. -1: 0.2 for images in colour, none for digits, and none
     for vae, whose codes have noise of their own."""
     code_dropout: float = 0.0
     """Part of a code that is left out in training."""
@@ -81,10 +84,9 @@ class Plan:
     def __post_init__(self) -> None:
         for name, known in (("dataset", Dataset), ("norm", Norm), ("start", Start), ("loss", LossName)):
             choose(name, getattr(self, name), get_args(known))
-        for name in ("gain", "horizon"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} must be above 0; given {getattr(self, name)!r}")
-        for name in ("latent", "nonzeros", "kinetic_cost", "texture", "beta", "sparsity", "image_noise"):
+        if not self.horizon > 0:
+            raise InputError(f"horizon must be above 0; given {self.horizon!r}")
+        for name in ("latent", "nonzeros", "gain", "kinetic_cost", "texture", "beta", "sparsity", "image_noise"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
         if not (self.code_noise >= 0 or self.code_noise == -1):
@@ -116,15 +118,27 @@ class Plan:
             return self.loss
         return "bce" if self.dataset == "mnist" else "mse"
 
+    @property
+    def planned_gain(self) -> float:
+        """Norm of the control, as told, or what held-out images chose."""
+        return self.gain or (0.25 if self.colour else 1.0)
+
+    @property
+    def planned_start(self) -> PlainStart:
+        """Where the flow begins, as told, or what held-out images chose."""
+        if self.start != "auto":
+            return self.start
+        return "ones" if self.colour else "stored"
+
     def noise_of(self, kind: str) -> float:
         """Noise on the codes of a model.
 
         >>> [Plan(name, code_noise=-1).noise_of("ae") for name in ("cifar10", "mnist")]
-        [0.1, 0.0]
+        [0.2, 0.0]
         """
         if self.code_noise >= 0:
             return self.code_noise
-        return 0.1 if self.colour and kind != "vae" else 0.0
+        return 0.2 if self.colour and kind != "vae" else 0.0
 
     def latent_of(self, kind: str) -> int:
         """Dimensions of the code of a model."""
@@ -151,7 +165,8 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
     common = {"disturb": CodeNoise(plan.noise_of(kind), plan.code_dropout), "terms": terms}
     if kind == "auton-code":
         costs = [KineticEnergy(plan.kinetic_cost)] if plan.kinetic_cost else []
-        flow = {"norm": plan.norm, "gain": plan.gain, "start": plan.start, "horizon": plan.horizon, "costs": costs}
+        begin = {"start": plan.planned_start, "horizon": plan.horizon}
+        flow = {"norm": plan.norm, "gain": plan.planned_gain, **begin, "costs": costs}
         sizes = (encoder.width, latent, plan.measure, numbers.nonzeros)
         return AutoNCODE(encoder, decoder, *sizes, **flow, seed=seed, **common)
     sizes = (encoder.width, latent, plan.measure)
