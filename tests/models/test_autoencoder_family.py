@@ -137,7 +137,7 @@ def test_minus_one_means_noise_for_colours_and_none_for_digits_or_a_vae():
         return disturb.noise
 
     every = small(code_noise=-1)
-    assert [noise(kind, every) for kind in ("auton-code", "ae", "ae-wide", "vae")] == [0.2, 0.2, 0.2, 0.0]
+    assert [noise(kind, every) for kind in ("auton-code", "ae", "ae-wide", "vae")] == [0.25, 0.25, 0.25, 0.0]
     assert [noise("ae", small("mnist", code_noise=-1)), noise("vae", small(code_noise=0.3))] == [0.0, 0.3]
     with pytest.raises(ncode.InputError, match="code_noise must be at least 0, or -1; given -2"):
         small(code_noise=-2)

@@ -33,7 +33,8 @@ class CodeNoise(nn.Module):
         if not self.training:
             return code
         if self.noise and len(code) > 1:
-            spread = code.detach().var(0).mean().sqrt()
+            # Gradients flow through the deviation too: else codes grow without end, to drown the noise.
+            spread = code.var(0).mean().sqrt()
             code = code + self.noise * spread * torch.randn_like(code)
         return nn.functional.dropout(code, self.dropout) if self.dropout else code
 
