@@ -130,6 +130,23 @@ def test_noise_on_codes_is_relative_to_their_spread_and_ends_with_training():
     assert torch.equal(disturb.eval()(code), code)
 
 
+def test_nothing_is_gained_by_codes_that_grow_under_noise():
+    disturb = CodeNoise(noise=0.5)
+    code = torch.randn(50, 8, dtype=torch.float64, requires_grad=True)
+    seen = disturb(code)
+    # What a decoder sees of codes, whatever their size: growing changes nothing of it, and has no slope.
+    (seen / seen.std()).pow(3).sum().backward()
+    assert code.grad is not None
+    outward = float((code.grad * code.detach()).sum())
+    assert abs(outward) < 1e-9 * float(code.grad.norm() * code.detach().norm())
+
+
+def test_noise_on_codes_that_are_all_the_same_has_gradients():
+    code = torch.ones(5, 8, requires_grad=True)
+    CodeNoise(noise=0.5)(code).square().sum().backward()
+    torch.testing.assert_close(code.grad, 2 * torch.ones(5, 8))
+
+
 def test_minus_one_means_noise_for_colours_and_none_for_digits_or_a_vae():
     def noise(kind, plan):
         disturb = build_autoencoder(kind, plan).disturb

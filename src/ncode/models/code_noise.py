@@ -34,7 +34,8 @@ class CodeNoise(nn.Module):
             return code
         if self.noise and len(code) > 1:
             # Gradients flow through the deviation too: else codes grow without end, to drown the noise.
-            spread = code.var(0).mean().sqrt()
+            # Never the root of 0, whose slope is infinite.
+            spread = (code.var(0).mean() + torch.finfo(code.dtype).tiny).sqrt()
             code = code + self.noise * spread * torch.randn_like(code)
         return nn.functional.dropout(code, self.dropout) if self.dropout else code
 
