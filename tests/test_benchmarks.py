@@ -191,9 +191,9 @@ def test_a_wrong_gradient_is_refused_unless_its_workload_reports_it(monkeypatch)
 
 
 def test_results_name_no_machine_s_folders():
-    for file in (ROOT / "results").glob("bench-*.json"):
+    for file in (ROOT / "results").rglob("*.json"):
         data = json.loads(file.read_text())
-        for command in (data["command"], *(found["command"] for found in data["workloads"].values())):
+        for command in (data["command"], *(found["command"] for found in data.get("workloads", {}).values())):
             assert not re.search(r"(^|\s)/", command), f"{file.name}: {command}"
 
 
@@ -219,6 +219,7 @@ def test_fits_of_mixtures_are_timed_until_they_converge_and_at_their_longest(tmp
     assert (short["components"], longest["iterations"], record["codes"]) == (3, 100, [200, 4])
     assert short["iterations"] < 100
     assert record["command"].startswith("python -m benchmarks.mixture --codes 200")
+    assert record["command"].endswith("--json mixture.json")
     assert record["environment"]["versions"]["torch"]
 
 
