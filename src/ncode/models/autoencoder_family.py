@@ -8,8 +8,7 @@ from typing import Literal, get_args
 from ..costs import KineticEnergy
 from ..solve import InputError
 from ..solve.problem import choose
-from .auto_ncode import AutoNCODE
-from .auto_ncode import Start as PlainStart
+from .auto_ncode import AutoNCODE, Start
 from .autoencoder import Autoencoder, PlainAutoencoder, VariationalAutoencoder
 from .code_noise import CodeNoise, check_part
 from .coders import Architecture, Decoder, Encoder, architecture
@@ -19,7 +18,7 @@ from .texture import Texture
 Kind = Literal["auton-code", "ae", "ae-wide", "vae", "sparse", "denoising"]
 Dataset = Literal["mnist", "fashion-mnist", "cifar10", "celeba"]
 LossName = Literal["paper", "mse", "bce"]
-Start = Literal["auto", PlainStart]
+PlannedStart = Literal["auto", Start]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 # Settings that only one of the models looks at.
@@ -35,6 +34,8 @@ OWN = {
 class Plan:
     """What autoencoders are built by. Zeros and "paper" stand for the paper's choice for the data set.
 
+    Where the paper names none, as for the norm of the control, they stand for what held-out images chose.
+
     >>> Plan("cifar10").numbers.latent, Plan("mnist").measure, Plan("cifar10", latent=64).latent_of("ae-wide")
     (128, 'bce', 128)
     """
@@ -49,7 +50,7 @@ class Plan:
     """How the control is normalised: as a whole, a row, over the batch, bounded by tanh, or not at all."""
     gain: float = 0.0
     """Norm of the control. 0: 0.25 for images in colour, 1 for digits."""
-    start: Start = "auto"
+    start: PlannedStart = "auto"
     """Where the flow begins: drawn once and stored, learned, drawn each time, or at 1 throughout. auto: at ones for
     images in colour, stored for digits."""
     horizon: float = 10.0
@@ -82,7 +83,7 @@ class Plan:
     """Deviation of the noise that denoising takes away."""
 
     def __post_init__(self) -> None:
-        for name, known in (("dataset", Dataset), ("norm", Norm), ("start", Start), ("loss", LossName)):
+        for name, known in (("dataset", Dataset), ("norm", Norm), ("start", PlannedStart), ("loss", LossName)):
             choose(name, getattr(self, name), get_args(known))
         if not self.horizon > 0:
             raise InputError(f"horizon must be above 0; given {self.horizon!r}")
@@ -124,7 +125,7 @@ class Plan:
         return self.gain or (0.25 if self.colour else 1.0)
 
     @property
-    def planned_start(self) -> PlainStart:
+    def planned_start(self) -> Start:
         """Where the flow begins, as told, or what held-out images chose."""
         if self.start != "auto":
             return self.start
