@@ -1,6 +1,7 @@
 import json
 import math
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -233,6 +234,37 @@ def test_settings_that_a_model_looks_at_are_part_of_its_label_where_the_preset_h
 def test_results_of_other_settings_have_files_of_their_own():
     names = {trial.name for gain in (1.0, 2.0, 2.5) for trial in smoke(gain=gain, models=("auton-code",)).trials([0])}
     assert len(names) == 3
+
+
+def test_images_to_validate_by_are_training_images_that_nothing_is_trained_on():
+    def told(images):
+        return {image.numpy().tobytes() for image in images.images}
+
+    plain, chosen = smoke(images=0, test_images=0), smoke(images=0, test_images=0, validate=100)
+    train, test = (told(each) for each in plain.sets())
+    rest, judged = (told(each) for each in chosen.sets())
+    assert (len(judged), len(rest & judged), len(judged & test)) == (100, 0, 0)
+    assert rest | judged == train
+    task = Code(chosen, Trial("ae", "mnist"), chosen.sets())
+    assert not told(task.train) & judged
+    assert not told(task.held_out) & judged
+    assert "validate 100" in chosen.label("ae")
+
+
+def test_a_judge_of_test_images_is_not_that_of_images_to_validate_by():
+    def real(**changes):
+        settings = smoke(**changes)
+        return settings.judge(settings.sets().test.images, Mock()).real
+
+    first, other, again = real(test_images=60), real(test_images=60, validate=100), real(test_images=60)
+    assert first.shape == other.shape
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+
+
+def test_no_more_images_validate_than_there_are():
+    with pytest.raises(ncode.InputError, match="nothing would be left to train on"):
+        smoke(validate=10**6).trials([0])
 
 
 def test_digits_are_never_mirrored():

@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from ..data import Images, ImageSets, load, stream
+from ..data import Images, ImageSets, hold_out, load, stream
 from ..models.autoencoder import Autoencoder
 from ..models.autoencoder_family import KINDS, OWN, Kind, Plan, build_autoencoder
 from ..solve import InputError
@@ -67,6 +67,9 @@ class Coding(Plan, Experiment, ABC):
     """Test images to use. 0: all."""
     held_out: int = 2000
     """Training images to hold out."""
+    validate: int = 0
+    """Judge by so many training images, which nothing is trained on, in the place of test images, which are not looked
+    at: choices are to be made by those. 0: judge by test images."""
     data_dir: str = ""
     """Folder of data. Unless given: NCODE_DATA, the cache, or a download."""
     fallback: bool = False
@@ -79,7 +82,7 @@ class Coding(Plan, Experiment, ABC):
         self._check_models()
         choose("schedule", self.schedule, get_args(Schedule))
         check_positive(patience=self.patience, held_out=self.held_out)
-        for name in ("epochs", "batch", "lr", "images", "test_images", "weight_decay", "decoder_decay"):
+        for name in ("epochs", "batch", "lr", "images", "test_images", "validate", "weight_decay", "decoder_decay"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
         if self.shift < -1:
@@ -152,8 +155,8 @@ class Coding(Plan, Experiment, ABC):
         return f"{self.dataset} ({part}" if part else self.dataset
 
     def sets(self) -> ImageSets:
-        """Training and test images, on the CPU."""
-        sets = _load(self.dataset, self.data_dir, self.fallback)
+        """Training and test images, on the CPU; with `validate`, training images stand in for the latter."""
+        sets = _load(self.dataset, self.data_dir, self.fallback, self.validate)
         return ImageSets(_some(sets.train, self.images), _some(sets.test, self.test_images))
 
     def trained(self, trial: Trial, desk: Desk) -> Trained:
@@ -259,5 +262,7 @@ def _some(images: Images, count: int) -> Images:
 
 
 @functools.lru_cache(maxsize=1)
-def _load(dataset: str, data_dir: str, fallback: bool) -> ImageSets:
-    return load(dataset, data_dir or None, fallback=fallback)
+def _load(dataset: str, data_dir: str, fallback: bool, validate: int) -> ImageSets:
+    sets = load(dataset, data_dir or None, fallback=fallback)
+    # By another seed than the one that `Code` holds out by.
+    return ImageSets(*hold_out(sets.train, validate, seed=1)) if validate else sets

@@ -160,7 +160,7 @@ class Scored(Coding, ABC):
         if self.weights is None and self.score == "fid":
             desk.say(f"the weights of the FID network were not found: {OTHER.title} takes the place of FID")
         # What test images look like is found once for all models of a run.
-        about = (self.dataset, self.data_dir, self.fallback, self.test_images, test.device, len(test))
+        about = (self.dataset, self.data_dir, self.fallback, self.test_images, self.validate, test.device, len(test))
         about += (self.weights, self.fid_precision)
         if about not in _judges:
             _judges.clear()
