@@ -98,6 +98,13 @@ def test_loose_results_are_grouped_by_experiment_and_preset(tmp_path):
     assert len(gather([tmp_path / "annuli" / "0.json"])[0].results) == 1
 
 
+def test_loose_results_stand_in_the_order_of_the_experiments_models(tmp_path):
+    for model in ("anode", "ncode", "node", "other"):
+        (tmp_path / f"{model}.json").write_text(json.dumps(result(model=model).as_json()))
+    run = gather([tmp_path], {"annuli": {"models": ["ncode", "node", "anode"]}})[0]
+    assert [one.model for one in run.results] == ["ncode", "node", "anode", "other"]
+
+
 def test_the_same_seed_twice_is_said(tmp_path):
     for i in range(2):
         (tmp_path / f"{i}.json").write_text(json.dumps(result().as_json()))

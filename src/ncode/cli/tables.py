@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import tyro
 
 from ..experiments import find
-from ..report import BLOCK, as_markdown, gather, make_table, replace_block, stale
+from ..report import BLOCK, as_markdown, gather, in_order, make_table, replace_block, stale
 from ..solve import InputError
 
 
@@ -54,12 +53,7 @@ def table_of(name: str, results: Path) -> str:
     kind = find(name)
     every = [result for run in gather([results / name]) for result in run.results]
     found = [result for result in every if _asked(result.dataset, part)]
-    models = list(getattr(kind.preset("paper"), "models", ()))
-    # As a run has them, whatever the files are called: problems by their numbers, models as the settings name them.
-    found.sort(key=lambda result: [_padded(value) for value in result.about.values()])
-    problems = list(dict.fromkeys(result.dataset for result in found))
-    found.sort(key=lambda result: (problems.index(result.dataset), _place(models, result.model)))
-    return as_markdown(make_table(found, kind.columns, kind.paper))
+    return as_markdown(make_table(in_order(found, kind.about()["models"]), kind.columns, kind.paper))
 
 
 def _names(file: Path, text: str) -> list[str]:
@@ -77,12 +71,3 @@ def _names(file: Path, text: str) -> list[str]:
 def _asked(dataset: str, part: str) -> bool:
     """Whether PART is empty, the first word of a data set's name, or a pattern for all of it without its spaces."""
     return not part or dataset.split()[0] == part or fnmatchcase(dataset.replace(" ", ""), part)
-
-
-def _place(models: Sequence[str], model: str) -> int:
-    return models.index(model) if model in models else len(models)
-
-
-def _padded(value: object) -> str:
-    """So that numbers are in order as words: 10 after 2."""
-    return f"{value:020.6f}" if isinstance(value, int | float) else str(value)

@@ -18,7 +18,7 @@ from ..training import Column, Desk, Result, Trial
 from .base import Finished, Picture
 from .coding import as_numbers, decode, encode
 from .coding_recipes import PAPER, QUICK, SMOKE
-from .coding_results import by_dataset
+from .coding_results import each_dataset
 from .coding_task import errors
 from .scoring import FID, OTHER, Names, Scored
 
@@ -120,15 +120,14 @@ class Autoencode(Scored):
         >>> seen = {f"{which} {name}": [1.0, 2.0] for which in ("train", "evaluation") for name in ("step", "error")}
         >>> about = ("cifar10", "paper", 0, {}, {"pca error": 0.005}, 1, 1.0, "", {}, "", "", {"dimensions": 128})
         >>> results = [Result("autoencode", model, *about, seen) for model in ("auton-code", "ae")]
-        >>> [picture.name for picture in Autoencode.redraw(results)]
-        ['training-cifar10']
+        >>> [(picture.name, picture.caption[:30]) for picture in Autoencode.redraw(results)]
+        [('training-cifar10', 'cifar10: The mean squared erro')]
         """
-        sets = {name: [each for each in some if each.curves] for name, some in by_dataset(results).items()}
-        return [training_picture(some, f"-{name}") for name, some in sets.items() if some]
+        return each_dataset([each for each in results if each.curves], lambda some: [training_picture(some)])
 
 
-def training_picture(results: Sequence[Result], ending: str = "") -> Picture:
-    """The error of held-out images while models are trained; `ending` is of the picture's name."""
+def training_picture(results: Sequence[Result]) -> Picture:
+    """The error of held-out images while models are trained."""
     from ..figures.autoencode import draw_training
 
     curves: dict[str, list[dict[str, list[float]]]] = {}
@@ -137,7 +136,7 @@ def training_picture(results: Sequence[Result], ending: str = "") -> Picture:
     plain = {result.about["dimensions"]: result.metrics["pca error"] for result in results}
     principal = {f"PCA, {size} dimensions (test images)": error for size, error in plain.items()}
     course = "The mean squared error of images that were held out of training, and of training batches as dashed lines."
-    return Picture(f"training{ending}", draw_training(curves, principal), course)
+    return Picture("training", draw_training(curves, principal), course)
 
 
 @torch.no_grad()

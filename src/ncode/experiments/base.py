@@ -116,10 +116,12 @@ class Experiment(ABC):
 
     @classmethod
     def about(cls) -> dict[str, Any]:
-        """What a report says of the experiment: title, question, columns of its tables and the paper's numbers."""
+        """What a report says of the experiment: title, question, models, columns of its tables, the paper's numbers."""
         return {
             "title": f"{cls.name.capitalize()}: {cls.line}",
             "question": cls.question,
+            # In the order in which tables have them.
+            "models": list(cls.presets.get("paper", {}).get("models", getattr(cls, "models", ()))),
             "columns": [column._asdict() for column in cls.columns],
             "paper": [reported._asdict() for reported in cls.paper],
         }

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..models.autoencoder_family import KINDS
 from ..training.result import Result
+from .base import Picture
 
 
 def by_dataset(results: Sequence[Result]) -> dict[str, list[Result]]:
@@ -23,3 +24,12 @@ def by_dataset(results: Sequence[Result]) -> dict[str, list[Result]]:
         name = re.sub(r"[^\w.]+", "-", result.dataset).strip("-")
         found.setdefault(name, []).append(result)
     return found
+
+
+def each_dataset(results: Sequence[Result], draw: Callable[[list[Result]], list[Picture]]) -> list[Picture]:
+    """What is drawn of the results of each data set, with its name in those of the pictures and in their captions."""
+    return [
+        picture._replace(name=f"{picture.name}-{name}", caption=f"{some[0].dataset}: {picture.caption}")
+        for name, some in by_dataset(results).items()
+        for picture in draw(some)
+    ]

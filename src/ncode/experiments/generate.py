@@ -20,7 +20,7 @@ from .checks import check_choices
 from .code_units import Units
 from .coding import decode, encode
 from .coding_recipes import PAPER, QUICK, SMOKE
-from .coding_results import by_dataset
+from .coding_results import each_dataset
 from .generate_scores import score_pictures
 from .neighbours import neighbours_of
 from .scoring import FID, OTHER, Judge, Names, Scored
@@ -211,8 +211,7 @@ class Generate(Scored):
         >>> [picture.name for picture in Generate.redraw(results)]
         ['components-cifar10']
         """
-        sets = by_dataset(results).items()
-        return [picture for name, some in sets for picture in score_pictures(some, cls.paper, f"-{name}")]
+        return each_dataset(results, lambda some: score_pictures(some, cls.paper))
 
     def _samples(self, done: Finished, protocol: str) -> dict[str, Tensor]:
         kept = done.load("samples")

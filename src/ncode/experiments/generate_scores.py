@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ..figures.generate import Scores
 
 
-def score_pictures(results: Sequence[Result], paper: Sequence[Reported], ending: str = "") -> list[Picture]:
-    """Scores of mixtures and of kernel densities, of results on one data set; `ending` is of the pictures' names."""
+def score_pictures(results: Sequence[Result], paper: Sequence[Reported]) -> list[Picture]:
+    """Scores of mixtures and of kernel densities, of results on one data set."""
     from ..figures.generate import draw_scores
 
     names, pictures = names_of(results), []
@@ -29,12 +29,12 @@ def score_pictures(results: Sequence[Result], paper: Sequence[Reported], ending:
     if mixtures:
         stars = _stars(results[0].dataset, paper) if names == FID else {}
         figure = draw_scores(mixtures, floors, "components of the mixture", names.title, stars)
-        pictures.append(Picture(f"components{ending}", figure, caption))
+        pictures.append(Picture("components", figure, caption))
     kernels = _lines(results, names, "width ")
     if kernels:
         caption = f"{names.title} of images drawn from kernel densities against the width of the kernels."
         figure = draw_scores(kernels, floors, "width of the kernels / deviation of the codes", names.title)
-        pictures.append(Picture(f"widths{ending}", figure, caption))
+        pictures.append(Picture("widths", figure, caption))
     return pictures
 
 

@@ -1,6 +1,7 @@
 """The report: one HTML page about some runs, and the tables of the README."""
 
 from .gather import gather
+from .order import in_order
 from .page import write_report
 from .run import Drawing, Run
 from .summary import summary_markdown
@@ -14,6 +15,7 @@ __all__ = [
     "as_html",
     "as_markdown",
     "gather",
+    "in_order",
     "make_table",
     "replace_block",
     "stale",

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..solve import InputError
 from ..training.result import Result
+from .order import in_order
 from .read import as_result, read_columns, read_object
 from .run import Run
 
@@ -40,7 +41,8 @@ def _loose_run(experiment: str, preset: str, results: Sequence[Result], about: M
         )
     columns, paper = read_columns(about, notes)
     record = {**_shared(results), **about, "experiment": experiment, "preset": preset}
-    return Run(experiment, record, columns, paper, tuple(results), (), tuple(notes))
+    ordered = in_order(results, about.get("models", ()))
+    return Run(experiment, record, columns, paper, tuple(ordered), (), tuple(notes))
 
 
 def _shared(results: Sequence[Result]) -> dict[str, Any]:
