@@ -74,6 +74,7 @@ def test_with_a_data_set_that_is_not_there_the_files_to_get_are_named(tmp_path, 
         ({"gain": -1.0}, "gain must be at least 0"),
         ({"horizon": 0.0}, "horizon must be above 0"),
         ({"shift": -2}, "shift must be at least 0, or -1; given -2"),
+        ({"still": 1.5}, "still must lie between 0 and 1; given 1.5"),
         ({"source": "somewhere"}, "no run.json"),
         ({"score": "fit"}, 'did you mean "fid"'),
         ({"score": "fid", "fid_weights": "nowhere.safetensors"}, "there is no file nowhere.safetensors"),
@@ -292,6 +293,19 @@ def test_a_shift_of_minus_one_moves_colours_and_no_digits():
         return any(image.numpy().tobytes() not in shown for image in task.batch(0, torch.Generator().manual_seed(0)))
 
     assert [moved(name) for name in ("cifar10", "mnist")] == [True, False]
+
+
+@pytest.mark.parametrize(("still", "expected"), [(0.0, [1, 1, 1]), (0.5, [1, 0, 0]), (1.0, [0, 0, 0])])
+def test_images_stand_still_in_the_last_part_of_training(still, expected):
+    settings = smoke(dataset="cifar10", flips=False, shift=1, still=still, epochs=4)
+    task = Code(settings, Trial("ae", "cifar10"), settings.sets())
+    shown = {image.numpy().tobytes() for image in task.train.images}
+
+    def moved(step):
+        images = task.batch(step, torch.Generator().manual_seed(0))
+        return any(image.numpy().tobytes() not in shown for image in images)
+
+    assert [moved(step) for step in (0, task.steps // 2, task.steps - 1)] == [bool(each) for each in expected]
 
 
 def test_the_papers_settings_are_the_defaults():

@@ -57,6 +57,8 @@ class Coding(Plan, Experiment, ABC):
     """Mirror every second training image, of data sets other than MNIST: a mirrored digit is none."""
     shift: int = 0
     """Shift training images by up to so many pixels. -1: 1 for images in colour, none for digits."""
+    still: float = 0.0
+    """Part of the training, at its end, in which images are not shifted."""
     weight_decay: float = 0.0
     """Weight decay of all weights but biases and norms."""
     decoder_decay: float = 0.0
@@ -87,6 +89,8 @@ class Coding(Plan, Experiment, ABC):
                 raise InputError(f"{name} must be at least 0; given {getattr(self, name)!r}")
         if self.shift < -1:
             raise InputError(f"shift must be at least 0, or -1; given {self.shift!r}")
+        if not 0 <= self.still <= 1:
+            raise InputError(f"still must lie between 0 and 1; given {self.still!r}")
 
     def _check_models(self) -> None:
         check_choices("model", self.models, KINDS)

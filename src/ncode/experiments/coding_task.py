@@ -43,7 +43,8 @@ class Code(Task):
         images = self.train.images[
             batch_indices(step, self.batch_size, len(self.train), self.trial.seed, self.train.device)
         ]
-        flips, shift = self.settings.flips and self.settings.dataset != "mnist", self.settings.planned_shift
+        flips = self.settings.flips and self.settings.dataset != "mnist"
+        shift = self.settings.planned_shift if step < (1 - self.settings.still) * self.steps else 0
         if flips or shift:
             images = augment(images, generator=generator, padding=shift, flip=flips)
         return images
