@@ -61,6 +61,16 @@ def test_a_normalised_control_has_the_size_of_its_gain(kind):
     torch.testing.assert_close(size, torch.tensor(3.0), rtol=0.02, atol=0.0)
 
 
+def test_on_a_sphere_nothing_that_all_samples_share_is_left():
+    norm, shared = ControlNorm("sphere", 20, 2), 100 * torch.randn(20, 2)
+    varied = torch.randn(64, 20, 2)
+    torch.testing.assert_close(norm(varied + shared), norm(varied), rtol=1e-3, atol=1e-4)
+    assert float(norm(varied + shared).mean(0).norm()) < 0.2
+    for _ in range(200):
+        norm(varied + shared)
+    torch.testing.assert_close(norm.eval()(varied + shared), norm.train()(varied), rtol=1e-3, atol=1e-4)
+
+
 def test_a_bounded_control_is_never_larger_than_its_gain():
     control = ControlNorm("tanh", 20, 2, gain=3.0)(50 * torch.randn(64, 20, 2))
     assert float(control.flatten(1).norm(dim=1).max()) <= 3.0 + 1e-5

@@ -18,6 +18,7 @@ from .texture import Texture
 Kind = Literal["auton-code", "ae", "ae-wide", "vae", "sparse", "denoising"]
 Dataset = Literal["mnist", "fashion-mnist", "cifar10", "celeba"]
 LossName = Literal["paper", "mse", "bce"]
+PlannedNorm = Literal["auto", Norm]
 PlannedStart = Literal["auto", Start]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -46,8 +47,9 @@ class Plan:
     """Dimensions of the code. 0: 25 for MNIST, 128 for CIFAR-10, 64 for CelebA."""
     nonzeros: int = 0
     """Non-zeros a row of the control. 0: 1 for MNIST, 2 for CIFAR-10, 10 for CelebA."""
-    norm: Norm = "l2"
-    """How the control is normalised: as a whole, a row, over the batch, bounded by tanh, or not at all."""
+    norm: PlannedNorm = "auto"
+    """How the control is normalised: as a whole, as a whole without its mean, a row, over the batch, bounded by tanh, or
+    not at all. auto: l2 for images in colour, l2 for digits."""
     gain: float = 0.0
     """Norm of the control. 0: 0.25 for images in colour, 1 for digits."""
     start: PlannedStart = "auto"
@@ -76,14 +78,14 @@ class Plan:
     """Weight of the distance between textures, which makes images sharper at the price of a larger error. For images in
     colour alone: digits have no texture."""
     beta: float = 0.0
-    """Weight of the divergence of vae. 0: 1 for bce, and 0.08 for mse, as of a decoder of variance 0.04."""
+    """Weight of the divergence of vae. 0: 1 for bce, and 0.04 for mse, as of a decoder of variance 0.02."""
     sparsity: float = 1e-3
     """Weight of the mean absolute code of sparse."""
     image_noise: float = 0.2
     """Deviation of the noise that denoising takes away."""
 
     def __post_init__(self) -> None:
-        for name, known in (("dataset", Dataset), ("norm", Norm), ("start", PlannedStart), ("loss", LossName)):
+        for name, known in (("dataset", Dataset), ("norm", PlannedNorm), ("start", PlannedStart), ("loss", LossName)):
             choose(name, getattr(self, name), get_args(known))
         if not self.horizon > 0:
             raise InputError(f"horizon must be above 0; given {self.horizon!r}")
@@ -118,6 +120,13 @@ class Plan:
         if self.loss != "paper":
             return self.loss
         return "bce" if self.dataset == "mnist" else "mse"
+
+    @property
+    def planned_norm(self) -> Norm:
+        """How the control is normalised, as told, or what held-out images chose."""
+        if self.norm != "auto":
+            return self.norm
+        return "l2" if self.colour else "l2"
 
     @property
     def planned_gain(self) -> float:
@@ -167,13 +176,13 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
     if kind == "auton-code":
         costs = [KineticEnergy(plan.kinetic_cost)] if plan.kinetic_cost else []
         begin = {"start": plan.planned_start, "horizon": plan.horizon}
-        flow = {"norm": plan.norm, "gain": plan.planned_gain, **begin, "costs": costs}
+        flow = {"norm": plan.planned_norm, "gain": plan.planned_gain, **begin, "costs": costs}
         sizes = (encoder.width, latent, plan.measure, numbers.nonzeros)
         return AutoNCODE(encoder, decoder, *sizes, **flow, seed=seed, **common)
     sizes = (encoder.width, latent, plan.measure)
     if kind == "vae":
-        # Of a decoder of variance 0.04 under "mse"; "bce" is a likelihood as it is.
-        beta = plan.beta or (1.0 if plan.measure == "bce" else 0.08)
+        # Of a decoder of variance 0.02 under "mse"; "bce" is a likelihood as it is.
+        beta = plan.beta or (1.0 if plan.measure == "bce" else 0.04)
         return VariationalAutoencoder(encoder, decoder, *sizes, beta=beta, **common)
     noise = plan.image_noise if kind == "denoising" else 0.0
     sparsity = plan.sparsity if kind == "sparse" else 0.0

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..solve.problem import choose
 
-Norm = Literal["l2", "row", "batch", "tanh", "none"]
+Norm = Literal["l2", "sphere", "row", "batch", "tanh", "none"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
@@ -21,7 +21,9 @@ class ControlNorm(nn.Module):
     """A control of bounded size, times a gain.
 
     Args:
-        kind: "l2": the whole control of a sample has norm 1. "row": each row has norm 1, divided by sqrt(m), so that
+        kind: "l2": the whole control of a sample has norm 1. "sphere": so has what is left of it without the mean over
+            the batch; else nearly all of a control may be a direction that all samples share, and the norm binds
+            nothing. "row": each row has norm 1, divided by sqrt(m), so that
             the whole has norm 1 too. "batch": each component has mean 0 and deviation 1 over the batch, divided by
             sqrt(m k). "tanh": each component is between -1 and 1, divided by sqrt(m k). "none": as it is.
         m, k: Rows, and non-zeros a row.
@@ -39,6 +41,7 @@ class ControlNorm(nn.Module):
         self.m, self.k = m, k
         self.gain = nn.Parameter(torch.tensor(float(gain)), requires_grad=learn)
         self.batch = nn.BatchNorm1d(m * k, affine=False) if kind == "batch" else nn.Identity()
+        self.centre = Centre(m * k) if kind == "sphere" else nn.Identity()
 
     def forward(self, control: Tensor) -> Tensor:
         """The same, of the size asked for."""
@@ -46,6 +49,8 @@ class ControlNorm(nn.Module):
         match self.kind:
             case "l2":
                 flat = nn.functional.normalize(flat, dim=1)
+            case "sphere":
+                flat = nn.functional.normalize(self.centre(flat), dim=1)
             case "row":
                 flat = nn.functional.normalize(control, dim=2).flatten(1) * self.m**-0.5
             case "batch":
@@ -57,3 +62,26 @@ class ControlNorm(nn.Module):
     def extra_repr(self) -> str:
         """Its arguments."""
         return f"{self.kind!r}, m={self.m}, k={self.k}, gain={float(self.gain):g}"
+
+
+class Centre(nn.Module):
+    """What is left without the mean: that of the batch in training, and later a running one.
+
+    >>> Centre(2)(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    tensor([[-1.,  0.],
+            [ 1.,  0.]])
+    """
+
+    def __init__(self, size: int, momentum: float = 0.1):
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("mean", torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Values (batch, size) without their mean."""
+        if not self.training:
+            return x - self.mean
+        mean = x.mean(0)
+        with torch.no_grad():
+            self.mean.lerp_(mean.to(self.mean), self.momentum)
+        return x - mean
