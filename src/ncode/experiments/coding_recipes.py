@@ -25,6 +25,7 @@ QUICK: dict[str, Any] = {
 PAPER: dict[str, Any] = {
     "flips": True,
     "shift": -1,
+    "still": 0.5,
     "schedule": "cosine",
     "batch": 128,
     "texture": 1.0,

@@ -49,7 +49,7 @@ class Plan:
     """Non-zeros a row of the control. 0: 1 for MNIST, 2 for CIFAR-10, 10 for CelebA."""
     norm: PlannedNorm = "auto"
     """How the control is normalised: as a whole, as a whole without its mean, a row, over the batch, bounded by tanh, or
-    not at all. auto: l2 for images in colour, l2 for digits."""
+    not at all. auto: sphere for images in colour, l2 for digits."""
     gain: float = 0.0
     """Norm of the control. 0: 0.25 for images in colour, 1 for digits."""
     start: PlannedStart = "auto"
@@ -126,7 +126,7 @@ class Plan:
         """How the control is normalised, as told, or what held-out images chose."""
         if self.norm != "auto":
             return self.norm
-        return "l2" if self.colour else "l2"
+        return "sphere" if self.colour else "l2"
 
     @property
     def planned_gain(self) -> float:
