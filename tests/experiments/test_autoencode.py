@@ -313,7 +313,7 @@ def test_the_papers_settings_are_the_defaults():
     assert (paper.planned_epochs, paper.planned_batch("auton-code"), paper.planned_lr("ae")) == (50, 64, 1e-3)
     faces = replace(paper, dataset="celeba")
     assert (faces.planned_epochs, faces.planned_batch("auton-code"), faces.planned_batch("ae")) == (40, 16, 64)
-    assert (faces.numbers.latent, faces.numbers.nonzeros) == (64, 10)
+    assert (faces.numbers.latent, replace(faces, nonzeros=0).numbers.nonzeros) == (64, 10)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import ncode
@@ -13,7 +15,7 @@ from ncode.experiments.autoencode import Autoencode
 from ncode.experiments.base import Finished
 from ncode.experiments.cluster import Cluster, principal, telling
 from ncode.experiments.generate import Generate
-from ncode.experiments.interpolate import Interpolate
+from ncode.experiments.interpolate import Interpolate, arc, line
 from ncode.experiments.neighbours import neighbours_of
 from ncode.experiments.runner import run
 from ncode.experiments.scoring import Judge
@@ -359,12 +361,32 @@ def test_clusters_that_do_not_fit_the_images_are_refused_before_anything_is_trai
         Cluster(**{**Cluster.presets["smoke"], **changes}).trials([0])
 
 
-def test_lines_and_squares_between_codes_are_drawn(options, source):
+def test_lines_arcs_and_squares_between_codes_are_drawn(options, source):
     settings = {**Interpolate.presets["smoke"], "source": str(source), "models": ("auton-code", "vae"), "steps": 4}
     folder = run(Interpolate(**settings), "smoke", options)
-    assert {path.stem for path in (folder / "figures").glob("*.png")} == {"lines", "squares"}
+    assert {path.stem for path in (folder / "figures").glob("*.png")} == {"lines", "arcs", "squares"}
     metrics = results(folder)["vae"]["metrics"]
-    assert set(metrics) == {"error", "distance half-way", "distance floor"}
+    assert set(metrics) == {"error", "distance half-way", "distance half-way, arcs", "distance floor"}
+
+
+@given(seed=st.integers(0, 10_000), m=st.integers(2, 6), steps=st.integers(2, 6), scale=st.floats(0.01, 100.0))
+def test_an_arc_has_both_ends_equal_angles_and_norms_in_equal_steps(seed, m, steps, scale):
+    first, second = torch.randn(2, 3, m, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    second = scale * second
+    assume(bool((torch.cosine_similarity(first, second).abs() < 0.99).all()))
+    found = arc(first, second, steps)
+    torch.testing.assert_close(found[:, 0], first)
+    torch.testing.assert_close(found[:, -1], second)
+    sizes = found.norm(dim=2)
+    torch.testing.assert_close(sizes, line(sizes[:, :1], sizes[:, -1:], steps)[..., 0])
+    angles = torch.cosine_similarity(found[:, 1:], found[:, :-1], dim=2).acos()
+    torch.testing.assert_close(angles, angles[:, :1].expand_as(angles))
+
+
+@pytest.mark.parametrize("factor", [2.0, -2.0, 0.0])
+def test_an_arc_between_codes_of_one_line_or_at_the_mean_is_that_line(factor):
+    first = torch.randn(3, 5)
+    torch.testing.assert_close(arc(first, factor * first, 4), line(first, factor * first, 4))
 
 
 def test_more_pairs_than_test_images_are_refused(tmp_path, source):

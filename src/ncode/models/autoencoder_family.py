@@ -45,11 +45,11 @@ class Plan:
     """Images to code."""
     latent: int = 0
     """Dimensions of the code. 0: 25 for MNIST, 128 for CIFAR-10, 64 for CelebA."""
-    nonzeros: int = 0
-    """Non-zeros a row of the control. 0: 1 for MNIST, 2 for CIFAR-10, 10 for CelebA."""
+    nonzeros: int = 1
+    """Non-zeros a row of the control. 0: the paper's 1 for MNIST, 2 for CIFAR-10, 10 for CelebA."""
     norm: PlannedNorm = "auto"
-    """How the control is normalised: as a whole, as a whole without its mean, a row, over the batch, bounded by tanh, or
-    not at all. auto: sphere for images in colour, l2 for digits."""
+    """How the control is normalised: as a whole (l2), as a whole without its mean (sphere), a row, over the batch,
+    bounded by tanh, or not at all. auto: sphere for images in colour, l2 for digits."""
     gain: float = 0.0
     """Norm of the control. 0: 0.25 for images in colour, 1 for digits."""
     start: PlannedStart = "auto"

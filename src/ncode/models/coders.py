@@ -47,7 +47,7 @@ class Architecture(NamedTuple):
 
 ARCHITECTURES = {
     "mnist": Architecture(1, 28, 25, 1, 0, (400,), (400,)),
-    "cifar10": Architecture(3, 32, 128, 1, 4, (256, 512, 1024), (1024, 512, 256)),
+    "cifar10": Architecture(3, 32, 128, 2, 4, (256, 512, 1024), (1024, 512, 256)),
     "celeba": Architecture(3, 64, 64, 10, 5, (256, 512, 1024), (1024, 512, 256, 128)),
 }
 ARCHITECTURES["fashion-mnist"] = ARCHITECTURES["mnist"]
