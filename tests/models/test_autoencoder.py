@@ -69,6 +69,16 @@ def test_on_a_sphere_nothing_that_all_samples_share_is_left():
     for _ in range(200):
         norm(varied + shared)
     torch.testing.assert_close(norm.eval()(varied + shared), norm.train()(varied), rtol=1e-3, atol=1e-4)
+    alone = (varied + shared)[:1]
+    torch.testing.assert_close(norm(alone), norm.eval()(alone))
+
+
+def test_codes_lie_on_a_sphere_around_where_the_flow_begins():
+    model, shown = auto_ncode(gain=0.01).train(), torch.rand(64, 3, 32, 32)
+    with torch.no_grad():
+        away = (model.encode(shown) - model.x0).norm(dim=1)
+    # For a small gain the flow is straight: x(T) - x(0) = T theta, of norm 10 * 0.01.
+    torch.testing.assert_close(away, torch.full((64,), 0.1), rtol=0.05, atol=0.0)
 
 
 def test_a_bounded_control_is_never_larger_than_its_gain():
@@ -113,10 +123,10 @@ def test_gradients_reach_every_parameter_that_a_model_has():
 
 
 def test_a_stored_start_is_the_same_in_two_models_of_one_seed_and_not_of_another():
-    first, again, other = (auto_ncode(seed=seed).x0 for seed in (1, 1, 2))
+    first, again, other = (auto_ncode(start="stored", seed=seed).x0 for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    assert "x0" in auto_ncode().state_dict()
+    assert "x0" in auto_ncode(start="stored").state_dict()
 
 
 def test_a_drawn_start_makes_codes_differ_and_a_stored_one_does_not():
@@ -138,12 +148,11 @@ def test_a_running_cost_of_the_flow_adds_to_the_loss_and_not_to_the_code():
     torch.testing.assert_close(costly.loss - costly.parts["error"], costly.parts["cost"])
 
 
-def test_auto_ncode_has_as_many_parameters_as_a_variational_autoencoder_of_two_nonzeros():
+@pytest.mark.parametrize(("nonzeros", "other"), [(1, PlainAutoencoder), (2, VariationalAutoencoder)])
+def test_auto_ncode_has_as_many_parameters_as_an_autoencoder_or_with_two_nonzeros_a_vae(nonzeros, other):
     encoder, decoder, width = coders()
-    variational = VariationalAutoencoder(encoder, decoder, width, 16)
-    count = [
-        sum(each.numel() for each in model.parameters() if each.requires_grad) for model in (auto_ncode(), variational)
-    ]
+    models = auto_ncode(nonzeros=nonzeros), other(encoder, decoder, width, 16)
+    count = [sum(each.numel() for each in model.parameters() if each.requires_grad) for model in models]
     assert count[0] == count[1]
 
 

@@ -16,7 +16,7 @@ from ..solve.problem import choose
 from .autoencoder import Autoencoder, Coded, full_precision
 from .control_norms import ControlNorm
 
-Start = Literal["stored", "learned", "drawn", "ones"]
+Start = Literal["ones", "stored", "learned", "drawn"]
 
 
 class AutoNCODE(Autoencoder):
@@ -29,8 +29,8 @@ class AutoNCODE(Autoencoder):
         encoder, decoder, width, latent, loss, disturb, terms: As for `PlainAutoencoder`.
         nonzeros: Non-zeros a row of theta.
         norm, gain: How theta is normalised, and to what size: see `ControlNorm`.
-        start: x_0 is "stored" (drawn from N(0, I) once), "learned" (from there), "drawn" for each image anew, or
-            "ones": a coupling to a value of x_0 near 0 does little, and with ones all of them move the code alike.
+        start: x_0 is "ones" (a coupling to a value of x_0 near 0 does little, and with ones all of them move the code
+            alike), "stored" (drawn from N(0, I) once), "learned" (from there), or "drawn" for each image anew.
         horizon: T.
         costs: Running costs on the latent flow, of `ncode.costs`, added to the loss. With any, the solver takes the
             place of the exact flow.
@@ -54,10 +54,10 @@ class AutoNCODE(Autoencoder):
         width: int,
         latent: int,
         loss: str = "mse",
-        nonzeros: int = 2,
-        norm: str = "l2",
-        gain: float = 1.0,
-        start: str = "stored",
+        nonzeros: int = 1,
+        norm: str = "sphere",
+        gain: float = 0.25,
+        start: str = "ones",
         horizon: float = 10.0,
         costs: Sequence[Regulariser] = (),
         seed: int = 0,

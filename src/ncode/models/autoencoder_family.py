@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from ..costs import KineticEnergy
 from ..solve import InputError
@@ -29,6 +29,18 @@ OWN = {
     "sparse": ("sparsity",),
     "denoising": ("image_noise",),
 }
+
+
+class Flow(NamedTuple):
+    """How the control of AutoN-CODE is normalised, to what size, and where its flow begins."""
+
+    norm: Norm
+    gain: float
+    start: Start
+
+
+# What held-out images chose.
+COLOURS, DIGITS = Flow("sphere", 0.25, "ones"), Flow("l2", 1.0, "stored")
 
 
 @dataclass(frozen=True)
@@ -122,23 +134,11 @@ class Plan:
         return "bce" if self.dataset == "mnist" else "mse"
 
     @property
-    def planned_norm(self) -> Norm:
-        """How the control is normalised, as told, or what held-out images chose."""
-        if self.norm != "auto":
-            return self.norm
-        return "sphere" if self.colour else "l2"
-
-    @property
-    def planned_gain(self) -> float:
-        """Norm of the control, as told, or what held-out images chose."""
-        return self.gain or (0.25 if self.colour else 1.0)
-
-    @property
-    def planned_start(self) -> Start:
-        """Where the flow begins, as told, or what held-out images chose."""
-        if self.start != "auto":
-            return self.start
-        return "ones" if self.colour else "stored"
+    def flow(self) -> Flow:
+        """Of AutoN-CODE: what was told, and the best for the rest."""
+        best = COLOURS if self.colour else DIGITS
+        norm = best.norm if self.norm == "auto" else self.norm
+        return Flow(norm, self.gain or best.gain, best.start if self.start == "auto" else self.start)
 
     def noise_of(self, kind: str) -> float:
         """Noise on the codes of a model.
@@ -175,8 +175,7 @@ def build_autoencoder(kind: str, plan: Plan, seed: int = 0) -> Autoencoder:
     common = {"disturb": CodeNoise(plan.noise_of(kind), plan.code_dropout), "terms": terms}
     if kind == "auton-code":
         costs = [KineticEnergy(plan.kinetic_cost)] if plan.kinetic_cost else []
-        begin = {"start": plan.planned_start, "horizon": plan.horizon}
-        flow = {"norm": plan.planned_norm, "gain": plan.planned_gain, **begin, "costs": costs}
+        flow = {**plan.flow._asdict(), "horizon": plan.horizon, "costs": costs}
         sizes = (encoder.width, latent, plan.measure, numbers.nonzeros)
         return AutoNCODE(encoder, decoder, *sizes, **flow, seed=seed, **common)
     sizes = (encoder.width, latent, plan.measure)

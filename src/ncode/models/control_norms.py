@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..solve.problem import choose
 
-Norm = Literal["l2", "sphere", "row", "batch", "tanh", "none"]
+Norm = Literal["sphere", "l2", "row", "batch", "tanh", "none"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
 
 
@@ -22,10 +22,10 @@ class ControlNorm(nn.Module):
 
     Args:
         kind: "l2": the whole control of a sample has norm 1. "sphere": so has what is left of it without the mean over
-            the batch; else nearly all of a control may be a direction that all samples share, and the norm binds
-            nothing. "row": each row has norm 1, divided by sqrt(m), so that
-            the whole has norm 1 too. "batch": each component has mean 0 and deviation 1 over the batch, divided by
-            sqrt(m k). "tanh": each component is between -1 and 1, divided by sqrt(m k). "none": as it is.
+            the batch; else nearly all of a control may be a direction that all samples share, and its norm binds
+            nothing. "row": each row has norm 1, divided by sqrt(m), so that the whole has norm 1 too. "batch": each
+            component has mean 0 and deviation 1 over the batch, divided by sqrt(m k). "tanh": each component is between
+            -1 and 1, divided by sqrt(m k). "none": as it is.
         m, k: Rows, and non-zeros a row.
         gain: The norm that comes out (for "none": a plain factor).
         learn: Whether the gain is learned.
@@ -65,12 +65,14 @@ class ControlNorm(nn.Module):
 
 
 class Centre(nn.Module):
-    """What is left without the mean: that of the batch in training, and later a running one.
+    """What is left without the mean: that of the batch in training, and a running one later or for a single sample.
 
     >>> Centre(2)(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
     tensor([[-1.,  0.],
             [ 1.,  0.]])
     """
+
+    mean: Tensor
 
     def __init__(self, size: int, momentum: float = 0.1):
         super().__init__()
@@ -79,7 +81,7 @@ class Centre(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Values (batch, size) without their mean."""
-        if not self.training:
+        if not self.training or len(x) < 2:
             return x - self.mean
         mean = x.mean(0)
         with torch.no_grad():
