@@ -27,7 +27,7 @@ class Interpolate(Scored):
 
     How good an image half-way between two others is has no answer pixel by pixel; as a set, such images should look
     like test images, and that is scored. In many dimensions codes lie far from their mean, and the middle of a line
-    between two lies nearer to it than any of them; an arc around the mean keeps its distance.
+    between two lies nearer to it than codes do; an arc around the mean keeps its distance.
     """
 
     name = "interpolate"
@@ -91,11 +91,11 @@ class Interpolate(Scored):
         desk.keep("square", images=decode(model, in_square.flatten(0, 1)).unflatten(0, in_square.shape[:2]))
         judge = self.judge(test.images, desk)
         name = judge.names.frechet
-        on_arcs = units.undo(arc(units(codes), units(codes[order]), 3)[:, 1])
+        bent = units.undo(arc(units(codes), units(codes[order]), 3)[:, 1])
         return {
             "error": errors(model, test)["error"],
             f"{name} half-way": judge(decode(model, (codes + codes[order]) / 2))[name],
-            f"{name} half-way, arcs": judge(decode(model, on_arcs))[name],
+            f"{name} half-way, arcs": judge(decode(model, bent))[name],
             f"{name} floor": judge(decode(model, codes))[name],
         }
 
