@@ -47,7 +47,7 @@ COLOURS, DIGITS = Flow("sphere", 0.25, "ones"), Flow("l2", 1.0, "stored")
 class Plan:
     """What autoencoders are built by. Zeros and "paper" stand for the paper's choice for the data set.
 
-    Where the paper names none, as for the norm of the control, they stand for what held-out images chose.
+    Where the paper names none, as for the norm of the control, zeros and "auto" stand for what held-out images chose.
 
     >>> Plan("cifar10").numbers.latent, Plan("mnist").measure, Plan("cifar10", latent=64).latent_of("ae-wide")
     (128, 'bce', 128)
