@@ -1,4 +1,5 @@
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from ncode.figures.autoencode import draw_orbit, draw_reconstructions, draw_training
 from ncode.figures.cluster import Map, draw_maps
@@ -43,6 +44,14 @@ def test_grey_images_are_shown_as_they_are():
 
 def test_reconstructions_name_their_models_beside_the_test_images():
     assert texts(draw_reconstructions(pictures(4), {"auton-code": pictures(4)}))[2::3] == ["test images", "AutoN-CODE"]
+
+
+def test_names_of_models_are_whole_when_reconstructions_are_drawn_for_the_first_time():
+    figure = draw_reconstructions(pictures(4), {kind: pictures(4) for kind in KINDS})
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    for panel in figure.axes:
+        assert panel.yaxis.label.get_window_extent(canvas.get_renderer()).x0 >= 0
 
 
 def test_the_last_column_of_an_orbit_is_the_truth():

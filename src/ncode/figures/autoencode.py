@@ -25,6 +25,8 @@ def draw_reconstructions(truth: Tensor, back: Mapping[str, Tensor]) -> Figure:
     """
     rows = {"test images": truth, **{title(model): images for model, images in back.items()}}
     figure = new_figure(len(rows), 1, width=0.575 * len(truth) + 1.25, height=0.64)
+    # "constrained" finds the width of long names only when it draws for the second time: the first, an SVG, lost some.
+    figure.set_layout_engine("compressed")
     panels = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
     for panel, (name, images) in zip(panels, rows.items(), strict=True):
         show(panel, images, columns=len(images))
