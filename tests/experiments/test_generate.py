@@ -107,6 +107,19 @@ def test_scores_are_drawn_of_results_alone_of_each_data_set_with_the_papers_besi
     assert sorted(value for line in stars for value in line.get_ydata()) == [24.19, 34.90, 55.55, 73.24]
 
 
+def test_a_line_of_scores_and_its_floor_are_of_the_same_seeds_all_along():
+    few = {"fid floor": 10.0, "fid paper width 0.5": 20.0}
+    all_of_them = {"fid floor": 30.0, "fid paper width 0.5": 40.0, "fid paper width 0.1": 50.0}
+    about = {"parameters": 1, "seconds": 1.0, "device": "", "versions": {}, "commit": "", "command": ""}
+    results = [
+        Result("generate", "ae", "cifar10", "paper", seed, {}, metrics=metrics, **about)
+        for seed, metrics in enumerate((few, all_of_them, few))
+    ]
+    (picture,) = Generate.redraw(results)
+    drawn = [line.get_ydata() for line in picture.figure.axes[0].lines]
+    assert [list(values) for values in drawn] == [[50.0, 40.0], [30.0, 30.0]]
+
+
 def test_models_of_a_source_are_used_as_they_were_trained(finished, source):
     record = json.loads((finished / "run.json").read_text())
     assert record["settings"]["latent"] == 9

@@ -20,8 +20,7 @@ def score_pictures(results: Sequence[Result], paper: Sequence[Reported]) -> list
     from ..figures.generate import draw_scores
 
     names, pictures = names_of(results), []
-    floors = means(results, f"{names.frechet} floor")
-    mixtures = _lines(results, names, "")
+    mixtures, floors = _lines(results, names, "")
     caption = (
         f"{names.title} of images drawn from mixtures against their number of components, mean over seeds. Dotted:"
         " test images that were only coded and decoded."
@@ -30,9 +29,12 @@ def score_pictures(results: Sequence[Result], paper: Sequence[Reported]) -> list
         stars = _stars(results[0].dataset, paper) if names == FID else {}
         figure = draw_scores(mixtures, floors, "components of the mixture", names.title, stars)
         pictures.append(Picture("components", figure, caption))
-    kernels = _lines(results, names, "width ")
+    kernels, floors = _lines(results, names, "width ")
     if kernels:
-        caption = f"{names.title} of images drawn from kernel densities against the width of the kernels."
+        caption = (
+            f"{names.title} of images drawn from kernel densities against the width of the kernels, mean over the seeds"
+            " that were scored at the most widths. Dotted: test images that were only coded and decoded."
+        )
         figure = draw_scores(kernels, floors, "width of the kernels / deviation of the codes", names.title)
         pictures.append(Picture("widths", figure, caption))
     return pictures
@@ -52,23 +54,32 @@ def means(results: Sequence[Result], metric: str) -> dict[str, float]:
     return {model: sum(values) / len(values) for model, values in found.items()}
 
 
-def _lines(results: Sequence[Result], names: Names, kind: str) -> dict[str, dict[str, Scores]]:
-    """A line of each model and protocol over all places that were scored: components, or widths."""
+def _lines(results: Sequence[Result], names: Names, kind: str) -> tuple[dict[str, dict[str, Scores]], dict[str, float]]:
+    """A line of each model and protocol over the places that were scored, components or widths; and the floors.
+
+    Of each model those seeds are taken that were scored at the most places: a line is of the same seeds all along.
+    """
     from ..figures.generate import Scores
 
     pattern = re.compile(rf"{names.frechet} (paper|honest) {kind}([0-9.e-]+)")
-    seen = dict.fromkeys(match for result in results for match in map(pattern.fullmatch, result.metrics) if match)
-    places: dict[str, dict[float, str]] = {}
-    for match in seen:
-        places.setdefault(match[1], {})[float(match[2])] = match[0]
+    scored: dict[str, dict[frozenset[str], list[Result]]] = {}
+    for result in results:
+        if places := frozenset(filter(pattern.fullmatch, result.metrics)):
+            scored.setdefault(result.model, {}).setdefault(places, []).append(result)
     lines: dict[str, dict[str, Scores]] = {}
-    for protocol, metrics in places.items():
-        columns = {place: means(results, metrics[place]) for place in sorted(metrics)}
-        for model in dict.fromkeys(result.model for result in results):
-            here = {place: column[model] for place, column in columns.items() if model in column}
-            if here:
-                lines.setdefault(model, {})[protocol] = Scores(tuple(here), tuple(here.values()))
-    return lines
+    floors: dict[str, float] = {}
+    for model, by_places in scored.items():
+        places = max(by_places, key=len)
+        floors |= means(by_places[places], f"{names.frechet} floor")
+        found: dict[str, dict[float, float]] = {}
+        for metric in places:
+            match = pattern.fullmatch(metric)
+            assert match
+            found.setdefault(match[1], {})[float(match[2])] = means(by_places[places], metric)[model]
+        for protocol in sorted(found, reverse=True):  # the paper's first
+            line = dict(sorted(found[protocol].items()))
+            lines.setdefault(model, {})[protocol] = Scores(tuple(line), tuple(line.values()))
+    return lines, floors
 
 
 def _stars(dataset: str, paper: Sequence[Reported]) -> dict[str, Scores]:
