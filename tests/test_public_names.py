@@ -12,6 +12,7 @@ ROOMS = [
     "dynamics",
     "solve",
     "block",
+    "models",
     "compat.torchdiffeq",
     "data",
     "metrics",

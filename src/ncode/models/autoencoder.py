@@ -44,6 +44,20 @@ class Autoencoder(nn.Module, ABC):
         disturb: What happens to codes in training before they are decoded: see `CodeNoise`. Nothing, unless told.
         terms: More terms of the loss, by name: modules that make a scalar of images that came back and of what they
             were, such as `Texture`.
+
+    A variant of your own, whose codes have length 1:
+
+    >>> class OnSphere(Autoencoder):
+    ...     def encode(self, images):
+    ...         return nn.functional.normalize(self.features(images, 8), dim=1)
+    ...     def coded(self, images):
+    ...         return Coded(self.encode(images), 0.0, {})
+    >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 8))
+    >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
+    >>> model, images = OnSphere(encoder, decoder), torch.rand(5, 1, 28, 28)
+    >>> model.judge(images).loss.backward()
+    >>> model.encode(images).norm(dim=1).sum().round()
+    tensor(5., grad_fn=<RoundBackward0>)
     """
 
     def __init__(
@@ -180,6 +194,13 @@ class VariationalAutoencoder(Autoencoder):
     Args:
         encoder, decoder, width, latent, loss, disturb, terms: As for `PlainAutoencoder`.
         beta: Weight of the divergence. A decoder of variance s^2 has beta = 2 s^2 under "mse".
+
+    >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU())
+    >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
+    >>> model, images = VariationalAutoencoder(encoder, decoder, width=32, latent=8), torch.rand(2, 1, 28, 28)
+    >>> drawn = [model.coded(images).code for _ in range(2)]
+    >>> torch.equal(*drawn), torch.equal(model.encode(images), model.encode(images))
+    (False, True)
     """
 
     def __init__(

@@ -77,6 +77,11 @@ class ImageClassifier(nn.Module, ABC):
 
     Abstract: `Classifier` is the paper's, `ClassifierNet` a network of blocks, `TrunkClassifier` has none. All take
     uint8 images, or floats from 0 to 1, and scale them by a mean and a deviation that are part of the weights.
+
+    >>> from ncode.models import build_classifier
+    >>> model = build_classifier("gamma-alone", (1, 28, 28))
+    >>> isinstance(model, ImageClassifier), model(torch.zeros(2, 1, 28, 28)).shape
+    (True, torch.Size([2, 10]))
     """
 
     mean: Tensor
