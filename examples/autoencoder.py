@@ -81,9 +81,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500, help="training steps")
     parser.add_argument("--components", type=int, default=50, help="of the mixture that samples are drawn from")
     parser.add_argument("--data", default=None, help="folder of data; where MNIST is found nowhere it is downloaded")
-    parser.add_argument(
-        "--drawn", action="store_true", help="where MNIST is not found, draw digits, and download nothing"
-    )
+    parser.add_argument("--drawn", action="store_true", help="where MNIST is not found, draw digits instead")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the picture")
     args = parser.parse_args()
@@ -95,9 +93,8 @@ def main() -> None:
     train(model, images, args.steps)
     model.eval()
     with torch.no_grad():
-        print(
-            f"{sets.name}: mean squared error of test images {(model(test[:2000]) - test[:2000]).square().mean():.4f}"
-        )
+        error = (model(test) - test).square().mean()
+    print(f"{sets.name}: mean squared error of test images {float(error):.4f}")
 
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / "autoencoder.png"

@@ -22,8 +22,8 @@ def score_pictures(results: Sequence[Result], paper: Sequence[Reported]) -> list
     names, pictures = names_of(results), []
     mixtures, floors = _lines(results, names, "")
     caption = (
-        f"{names.title} of images drawn from mixtures against their number of components, mean over seeds. Dotted:"
-        " test images that were only coded and decoded."
+        f"{names.title} of images drawn from mixtures against their number of components, mean over the seeds that"
+        " have all of them. Dotted: test images that were only coded and decoded."
     )
     if mixtures:
         stars = _stars(results[0].dataset, paper) if names == FID else {}
@@ -33,7 +33,7 @@ def score_pictures(results: Sequence[Result], paper: Sequence[Reported]) -> list
     if kernels:
         caption = (
             f"{names.title} of images drawn from kernel densities against the width of the kernels, mean over the seeds"
-            " that were scored at the most widths. Dotted: test images that were only coded and decoded."
+            " that have all of them. Dotted: test images that were only coded and decoded."
         )
         figure = draw_scores(kernels, floors, "width of the kernels / deviation of the codes", names.title)
         pictures.append(Picture("widths", figure, caption))

@@ -5,7 +5,7 @@ and a function that builds its members by the names that tables have.
 """
 
 from .auto_ncode import AutoNCODE
-from .autoencoder import Autoencoder, PlainAutoencoder, VariationalAutoencoder
+from .autoencoder import Autoencoder, Coded, PlainAutoencoder, VariationalAutoencoder
 from .autoencoder_family import Plan, build_autoencoder
 from .classifier import Classifier, ImageClassifier
 from .classifier_family import Design, Solver, build_classifier
@@ -29,6 +29,7 @@ __all__ = [
     "Classifier",
     "ClassifierNet",
     "CodeNoise",
+    "Coded",
     "ControlNorm",
     "DataControlledMemory",
     "Decoder",

@@ -18,7 +18,11 @@ LOSSES = ("mse", "bce")
 
 
 class Coded(NamedTuple):
-    """Codes in training, the price that the variant asks for them, and what is told about both."""
+    """Codes in training, the price that the variant asks for them, and what is told about both.
+
+    >>> Coded(torch.zeros(5, 8), 0.0, {"size": torch.tensor(0.0)}).code.shape
+    torch.Size([5, 8])
+    """
 
     code: Tensor
     price: Tensor | float
