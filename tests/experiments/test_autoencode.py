@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.nn.functional import mse_loss
 
 import ncode
@@ -16,6 +17,7 @@ from ncode.experiments.coding_task import Code, HalveOnPlateau, errors
 from ncode.experiments.generate import Generate
 from ncode.experiments.interpolate import Interpolate
 from ncode.experiments.runner import run
+from ncode.metrics import Inception
 from ncode.models.autoencoder_family import KINDS, build_autoencoder
 from ncode.training import RunOptions, Trial
 
@@ -91,6 +93,15 @@ def test_damaged_weights_of_the_fid_network_are_named_and_nothing_takes_their_pl
     options = RunOptions(out=tmp_path / "runs", device="cpu", quiet=True)
     with pytest.raises(ncode.InputError, match=r"weights.safetensors is damaged"):
         run(smoke(models=("ae",), score="fid", fid_weights=str(broken)), "smoke", options)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_weights_of_the_right_shapes_that_are_not_the_published_ones_are_refused_before_training(tmp_path):
+    other = tmp_path / "weights.safetensors"
+    save_file(Inception().state_dict(), other)
+    options = RunOptions(out=tmp_path / "runs", device="cpu", quiet=True)
+    with pytest.raises(ncode.InputError, match=r"weights.safetensors does not hold the published weights"):
+        run(smoke(models=("ae",), score="fid", fid_weights=str(other)), "smoke", options)
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,4 +1,5 @@
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,7 +69,12 @@ def test_a_cache_that_cannot_be_written_stops_nothing(cache, images):
 def test_the_precision_of_the_fid_network_is_as_told(tmp_path, monkeypatch):
     weights, asked = tmp_path / "weights.safetensors", []
     weights.touch()
-    monkeypatch.setattr(scoring, "load_inception", lambda path, precision: asked.append((path, precision)))
+
+    def load(path, precision):
+        asked.append((path, precision))
+        return SimpleNamespace(genuine=True)
+
+    monkeypatch.setattr(scoring, "load_inception", load)
     scoring._inception.cache_clear()
     for precision in ("tf32", "ieee"):
         settings = {**Generate.presets["smoke"], "score": "fid", "fid_weights": str(weights)}

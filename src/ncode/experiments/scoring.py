@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..data import MissingData, find, stream
 from ..metrics import FrechetDistance, Inception, KernelDistance, extract, find_weights, load_inception
+from ..solve import InputError
 from ..solve.problem import choose
 from ..training import Desk, Trial
 from .coding import Coding
@@ -97,8 +98,7 @@ class Judge:
         self.network = (RandomFeatures() if weights is None else _inception(weights, precision)).to(test.device)
         features = "random" if weights is None else None
         self.frechet = FrechetDistance(self.network, features, reset_real_features=False)
-        # Weights that are not the published ones give no FID either.
-        self.names = FID if self.frechet.name == "FID" else OTHER._replace(title=self.frechet.name)
+        self.names = OTHER if weights is None else FID
         if self.names == FID:
             # Minutes on a CPU, and the same for every run.
             self.real = kept_features(test, f"FID network, {precision} on {test.device.type}", self._features)
@@ -173,7 +173,17 @@ _judges: dict[tuple[Any, ...], Judge] = {}
 
 @functools.lru_cache(maxsize=1)
 def _inception(weights: Path, precision: Precision) -> Inception:
-    return load_inception(weights, precision=precision)
+    """The FID network. Other weights than the published ones give no FID, and tables have no place for what they give.
+
+    A file may be damaged and still hold numbers of the right shapes.
+    """
+    network = load_inception(weights, precision=precision)
+    if not network.genuine:
+        raise InputError(
+            f"{weights} does not hold the published weights of the FID network: it is damaged, or of another network."
+            " Fetch it again, or leave FID out with --score random"
+        )
+    return network
 
 
 def find_fid_weights(named: str, data_dir: str) -> Path | None:
