@@ -268,8 +268,8 @@ class Cluster(Coding):
             }
             caption = (
                 f"t-SNE maps of the codes of {MAPS[way]}. Left: coloured by a mixture of Gaussians fitted to the map."
-                " Right: the same, coloured by labels. Each component has the colour of the label it was given. A few codes"
-                " that lie far from all others may be outside."
+                " Right: the same, coloured by labels. Each component has the colour of the label it was given. A few"
+                " codes that lie far from all others may be outside."
             )
             pictures.append(Picture(f"{way}s", draw_maps(maps, self.sets().test.classes), caption))
         return pictures
