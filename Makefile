@@ -19,7 +19,7 @@ help:
 	@echo "make bench   measure ncode beside torchdiffeq, torchode and diffrax"
 	@echo "make clean   remove .venv, out and every cache"
 
-demo: $(VENV)/with-experiments
+demo: $(VENV)/with-lab
 	$(BIN)/ncode demo
 
 test: lint
@@ -45,11 +45,14 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # .venv/with-EXTRA says that the extra is installed as pyproject.toml and constraints.txt now ask for it.
-$(VENV)/with-%: pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing torch-ncode[$*] into $(VENV); the first time takes a few minutes"
+$(VENV)/with-%: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing $(or $(INSTALL_$*),.[$*]) into $(VENV); the first time takes a few minutes"
 	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[$*]'
+		--constraint constraints.txt $(foreach it,$(or $(INSTALL_$*),.[$*]),--editable '$(it)')
 	@touch $@
+
+INSTALL_lab := . ./lab
+INSTALL_dev := .[dev] ./lab[all]
 
 .PRECIOUS: $(VENV)/with-%
 

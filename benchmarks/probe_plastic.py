@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ncode.solve import solve
-from ncode.solve.plastic import episode
+from ncode.closed_forms.plastic import episode
+from ncode.ode import solve
 
 from .probe import arguments, headline, probe, write
 

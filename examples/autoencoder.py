@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from ncode_lab.data import load
+from ncode_lab.metrics import GaussianMixture
 from torch import Tensor, nn
 
-from ncode.data import load
-from ncode.metrics import GaussianMixture
 from ncode.models import AutoNCODE
 
 LATENT, SHOWN = 16, 8

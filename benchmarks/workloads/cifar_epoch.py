@@ -26,11 +26,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from ncode_lab.models.classifier_family import Design, Solver, build_classifier
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ncode.models.classifier import Answer, Classifier
-from ncode.models.classifier_family import Design, Solver, build_classifier
 
 from ..contest import Aim, Contest, Entry, Nfe, Outcome, Runner, Settings, synchronise
 from ..libraries.ours import ROWS

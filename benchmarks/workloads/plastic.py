@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import ncode
-from ncode.solve.plastic import episode
+from ncode.closed_forms.plastic import episode
 
 from ..contest import Aim, Contest, Entry, Nfe, Outcome, Runner, Settings, synchronise
 from ..flow import Step, read

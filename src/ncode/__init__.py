@@ -4,7 +4,8 @@ from . import control, costs, dynamics
 from ._version import __version__
 from .block import NCODE, register
 from .control import ClosedLoop, DataControl, Hebbian, OpenLoop, Static, TimeVarying
-from .solve import PID, InputError, Solution, SolveError, Stats, Status, solve
+from .errors import InputError, SolveError, Status
+from .ode import PID, Solution, Stats, solve
 
 __all__ = [
     "NCODE",

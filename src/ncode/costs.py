@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .solve.field import Cost, Dynamics
-from .solve.problem import check_number, choose
-from .solve.status import InputError
+from .checks import check_choice, check_number
+from .errors import InputError
+from .ode.field import Cost, Dynamics
 
 __all__ = ["ControlNorm", "ControlSpeed", "JacobianNorm", "KineticEnergy", "Regulariser", "System", "total"]
 
@@ -105,7 +105,7 @@ class JacobianNorm(Regulariser):
 
     def __post_init__(self) -> None:
         check_number("weight", self.weight, low=0.0)
-        choose("noise", self.noise, ("rademacher", "gaussian"))
+        check_choice("noise", self.noise, ("rademacher", "gaussian"))
         if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
             raise InputError(f"samples must be a whole number of at least 1; given {self.samples!r}")
 

@@ -94,7 +94,7 @@ def test_torch_compile_leaves_exact_flows_as_they_are():
 
 
 def test_a_block_whose_solver_compiles_knows_its_graphs_again():
-    from ncode.solve.compiled import _kept
+    from ncode.ode.compiled import _kept
 
     block, x = block_of("closed-loop N-CODE", compile=True), torch.randn(3, 2)
     plain = block.solve(x, compile=False).x

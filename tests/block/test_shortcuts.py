@@ -106,7 +106,7 @@ def test_plastic_synapses_are_those_of_the_generic_solver(n, batch, method, deca
 
 
 def test_forward_never_forms_the_coupling(monkeypatch):
-    from ncode.solve import plastic
+    from ncode.closed_forms import plastic
 
     block = ncode.NCODE(ncode.dynamics.Recurrent(4), ncode.Hebbian(), t1=0.5, method="rk4", dt=0.25)
     monkeypatch.setattr(plastic.Trace, "theta", lambda self: pytest.fail("formed"))

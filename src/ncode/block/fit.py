@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..control.base import Theta
 from ..dynamics.base import Dynamics, Shape, Shapes
-from ..solve.status import InputError
+from ..errors import InputError
 
 
 def fits(shape: tuple[int, ...], wanted: Shape) -> bool:

@@ -13,9 +13,9 @@ from ..control import Controller, State, Static
 from ..control.base import Theta
 from ..costs import Regulariser, System, total
 from ..dynamics import Dynamics, usual
-from ..solve import PID, InputError, Solution, solve
-from ..solve.field import Cost
-from ..solve.problem import check_state
+from ..ode import PID, InputError, Solution, solve
+from ..ode.field import Cost
+from ..ode.problem import check_state
 from .describe import describe
 from .episode import Episode
 from .family import FAMILY, Member
@@ -208,7 +208,7 @@ class NCODE(nn.Module):
     def family() -> dict[str, Member]:
         """The models of the paper, and those it compares with, as one table of choices.
 
-        Each is a dynamics and a controller; `choose(dim)` gives both for x (batch, dim).
+        Each is a dynamics and a controller; `check_choice(dim)` gives both for x (batch, dim).
 
         >>> import torch, ncode
         >>> for name, member in ncode.NCODE.family().items():

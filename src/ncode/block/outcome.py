@@ -7,10 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .._torch_private import is_symbolic
 from ..control.base import Theta
 from ..control.motion import Motion, Still
-from ..solve import Solution, SolveError, Stats, Status
-from ..solve.problem import check_saved, check_time, symbolic
+from ..ode import Solution, SolveError, Stats, Status
+from ..ode.problem import check_saved, check_time
 from .request import Request
 from .shortcuts import Reached
 from .wiring import Control
@@ -56,7 +57,7 @@ def reached_solution(reached: Reached, theta: Theta, request: Request) -> Soluti
         t=t1.detach(),
     )
     # The one place where the CPU waits for the GPU.
-    if request.throw and not symbolic() and not bool(finite.all()):
+    if request.throw and not is_symbolic() and not bool(finite.all()):
         failed = (~finite).nonzero().flatten().tolist()
         raise SolveError(failed, t1[failed].tolist(), [Status.NOT_FINITE] * len(failed), solution, request.batch)
     return solution

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..solve import InputError
+from ..ode import InputError
 from .registry import from_data, to_data
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch import nn
 
 from .. import control, dynamics
-from ..solve import PID, InputError
-from ..solve.problem import choose
+from ..checks import check_choice
+from ..ode import PID, InputError
 
 KIND = "class"
 _Any = TypeVar("_Any", bound=Callable[..., Any])
@@ -94,7 +94,7 @@ def from_data(data: Any) -> Any:
         if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
             raise InputError(f"the file names {name}, which this torch does not have")
         return cls(*from_data(data.get("args", [])), **inner)
-    thing = _known[choose("class in the file", name, _known)]
+    thing = _known[check_choice("class in the file", name, _known)]
     return thing if isinstance(thing, types.FunctionType) else thing(**inner)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..solve import PID
-from ..solve.problem import GRADIENTS, check_count, check_method, choose
+from ..checks import check_choice, check_count
+from ..ode import PID
+from ..ode.problem import GRADIENTS, check_method
 
 
 @dataclass(frozen=True)
@@ -36,15 +37,15 @@ class Settings:
 
     def __post_init__(self) -> None:
         check_method(self.method, self.rtol, self.atol, self.dt)
-        choose("step", self.step, ("sample", "batch"))
-        choose("gradient", self.gradient, GRADIENTS)
+        check_choice("step", self.step, ("sample", "batch"))
+        check_choice("gradient", self.gradient, GRADIENTS)
         for name in ("max_steps", "checkpoint_every"):
             check_count(name, getattr(self, name))
 
     def changed(self, changes: dict[str, Any]) -> Settings:
         """The same with some other values."""
         for name in changes:
-            choose("setting", name, [known.name for known in fields(self)])
+            check_choice("setting", name, [known.name for known in fields(self)])
         return replace(self, **changes) if changes else self
 
     def told(self) -> dict[str, Any]:

@@ -12,16 +12,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._torch_private import is_transforming
+from ..closed_forms import fused
+from ..closed_forms.exponential import linear_flow
+from ..closed_forms.plastic import episode
 from ..control.base import Controller, Theta
 from ..control.motion import Motion, Outer, Still
 from ..dynamics.activations import ACTIVATIONS
 from ..dynamics.base import Dynamics
 from ..dynamics.structure import Product, Structure
-from ..solve import METHODS, fused
-from ..solve.exponential import linear_flow
-from ..solve.plastic import episode
-from ..solve.problem import transforming
-from ..solve.stepsize import fixed_steps
+from ..ode import METHODS
+from ..ode.stepsize import fixed_steps
 from .episode import Episode
 from .request import Request
 from .settings import Settings
@@ -42,7 +43,7 @@ def shortcut(dynamics: Dynamics, controller: Controller, request: Request) -> Ca
     structure, motion, x0 = dynamics.structure, controller.motion, request.x0
     if name_of(structure, motion, request.settings) is None or request.cost is not None or request.dense:
         return None
-    if transforming() or x0.dim() != 2 or x0.is_complex():
+    if is_transforming() or x0.dim() != 2 or x0.is_complex():
         return None
     match structure, motion:
         case Product(), Still():

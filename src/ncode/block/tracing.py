@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ..solve.status import InputError
+from ..errors import InputError
 from .settings import Settings
 
 _P = ParamSpec("_P")

@@ -17,7 +17,7 @@ from ..control import Controller, State
 from ..control.base import Theta
 from ..dynamics import Dynamics
 from ..dynamics.base import Shapes
-from ..solve.field import Dynamics as Velocity
+from ..ode.field import Dynamics as Velocity
 
 StateOf = Callable[[Theta | None], State]
 Control = Callable[[Tensor, Any], dict[str, Tensor]]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from ..solve.status import InputError
+from ..errors import InputError
 from .base import Shapes
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..solve.problem import choose
-from ..solve.status import InputError
+from ..checks import check_choice
+from ..errors import InputError
 from .base import Controller, Shapes, State, Theta
 from .feedback import Feedback
 from .motion import Free, Motion, Still
@@ -47,7 +47,7 @@ class ClosedLoop(Controller):
         if not callable(feedback):
             raise InputError(f"feedback must be a function of (t, x, theta); given {type(feedback).__name__}")
         if not isinstance(initial, Controller):
-            initial = STARTS[choose("initial control", initial, STARTS)]()
+            initial = STARTS[check_choice("initial control", initial, STARTS)]()
         if not isinstance(initial.motion, Still):
             raise InputError(f"initial must be a controller that stands still; given {type(initial).__name__}")
         self.feedback, self.initial = feedback, initial

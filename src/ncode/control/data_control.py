@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..solve.status import InputError
+from ..errors import InputError
 from .base import Shapes, State, StillController
 from .bound import describe
 

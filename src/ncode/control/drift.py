@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..solve.status import InputError
+from ..errors import InputError
 
 
 class Drift(nn.Module):

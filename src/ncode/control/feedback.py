@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..solve.problem import choose
-from ..solve.status import InputError
+from ..checks import check_choice
+from ..errors import InputError
 from .base import Shapes, Theta
 from .bound import check_bound, check_unbound
 from .heads import Heads, check_closed, check_features, width_of
@@ -40,7 +40,7 @@ class Feedback(nn.Module):
         super().__init__()
         if isinstance(sees, str) or not sees:
             raise InputError(f"sees must be a tuple of names out of {', '.join(SEEN)}; given {sees!r}")
-        self.sees = tuple(choose("input of a feedback", name, SEEN) for name in sees)
+        self.sees = tuple(check_choice("input of a feedback", name, SEEN) for name in sees)
         self.width = width_of(trunk, width)
         if not 0.0 <= scale < float("inf"):
             raise InputError(f"scale must be a number of at least 0; given {scale!r}")

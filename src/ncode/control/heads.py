@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..solve.status import InputError
+from ..errors import InputError
 from .base import Shapes
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..solve.problem import check_number
-from ..solve.status import InputError
+from ..checks import check_number
+from ..errors import InputError
 from .base import Controller, Shapes, State, Theta
 from .bound import check_bound, describe
 from .motion import Motion, Outer

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..solve.status import InputError
+from ..errors import InputError
 from .base import Shapes, State, StillController
 from .bound import check_bound, check_unbound
 from .heads import Heads, check_closed, check_features, width_of

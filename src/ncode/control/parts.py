@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from ..solve.problem import choose
-from ..solve.status import InputError
+from ..checks import check_choice
+from ..errors import InputError
 from .base import Controller, Shapes, State, Theta
 from .motion import Free, Motion, Still
 
@@ -53,7 +53,7 @@ class Parts(Controller):
 
     def bind(self, shapes: Shapes, initial: Mapping[str, Tensor]) -> None:
         """Bind each controller to its part."""
-        named = [choose("control to drive", name, shapes) for names in self.names for name in names]
+        named = [check_choice("control to drive", name, shapes) for names in self.names for name in names]
         left = tuple(name for name in shapes if name not in named)
         if bool(left) != self.has_rest:
             raise InputError(

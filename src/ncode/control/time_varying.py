@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..solve.problem import check_number, choose
-from ..solve.status import InputError
+from ..checks import check_choice, check_number
+from ..errors import InputError
 from .base import Controller, Shapes, State, Theta
 from .basis import BASES
 from .heads import check_closed
@@ -53,7 +53,7 @@ class TimeVarying(Controller):
             raise InputError(
                 f"coefficients must be set by a controller that stands still; given {type(coefficients).__name__}"
             )
-        self.basis, self.terms = choose("basis", basis, BASES), terms
+        self.basis, self.terms = check_choice("basis", basis, BASES), terms
         self.span = check_number("span", span, low=0.0, strict=True)
         self.coefficients = coefficients
 

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..solve.problem import dual, transforming
+from .._torch_private import is_dual, is_transforming
 from . import _implicit
 from ._convolution import sample_conv2d
 
@@ -48,10 +48,10 @@ _library.define("conv_block_taps(Tensor slope, Tensor laid, int filters, bool sh
 
 def fused(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], t: Tensor | None = None) -> bool:
     """Whether the block with relu goes this way, for x as the first layer sees it, and t where each layer sees it."""
-    if not _implicit.available(x) or torch.compiler.is_exporting() or transforming():
+    if not _implicit.available(x) or torch.compiler.is_exporting() or is_transforming():
         return False
     tensors = (x, *kernels, *biases, *(() if t is None else (t,)))
-    if any(tensor.dtype != torch.float32 for tensor in tensors[:7]) or 0 in x.shape or any(map(dual, tensors)):
+    if any(tensor.dtype != torch.float32 for tensor in tensors[:7]) or 0 in x.shape or any(map(is_dual, tensors)):
         return False
     f, o = kernels[0].shape[-4], kernels[2].shape[-4]
     # Of one pixel, channels would lie side by side where the kernels count on pixels to do so.
@@ -122,7 +122,7 @@ class _Block(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         *inputs, kernels, laid, h2, planes = ctx.saved_tensors
         needs = ctx.needs_input_grad[:-1]
-        if torch.is_grad_enabled() or transforming():
+        if torch.is_grad_enabled() or is_transforming():
             return *_recorded(inputs, needs, grads[0], ctx.dtype), None
         x, w1, _, w2, _, w3, _, rim = inputs
         operators, (height, width) = torch.ops.ncode, x.shape[2:]

@@ -42,8 +42,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..solve.problem import choose
-from ..solve.status import InputError
+from ..checks import check_choice
+from ..errors import InputError
 from . import _implicit
 
 
@@ -61,7 +61,7 @@ def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
     >>> bool((sample_conv2d(x, w) - one_by_one).abs().max() < 1e-5)
     True
     """
-    choose("formulation", formulation, FORMULATIONS)
+    check_choice("formulation", formulation, FORMULATIONS)
     _check(x, w)
     if formulation == "auto":
         formulation = "unfolded" if w.shape[-1] == 1 else _fastest(x)

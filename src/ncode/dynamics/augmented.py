@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..solve.status import InputError
+from ..checks import check_count
+from ..errors import InputError
 from .base import Dynamics, Shape, Shapes, Theta
-from .checks import count
 from .structure import Structure
 
 
@@ -31,7 +31,7 @@ class Augmented(Dynamics):
                 f"Augmented wraps a dynamics; given {type(dynamics).__name__}: wrap a function with"
                 " ncode.dynamics.Function"
             )
-        self.dynamics, self.zeros = dynamics, count("zeros", zeros)
+        self.dynamics, self.zeros = dynamics, check_count("zeros", zeros)
         self.shared_control = dynamics.shared_control
 
     @property

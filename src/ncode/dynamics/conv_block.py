@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..solve.problem import choose
+from ..checks import check_choice, check_count
 from ._block import conv_block, fused
 from ._convolution import FORMULATIONS, sample_conv2d
 from .activations import ACTIVATIONS
 from .base import Shape, Shapes, Theta, VectorField
-from .checks import count
 from .weights import Weights
 
 KERNELS = ("1x1 in", "3x3", "1x1 out")
@@ -60,11 +59,11 @@ class ConvBlock(VectorField):
         convolution: str = "auto",
     ):
         super().__init__()
-        self.channels, self.filters = count("channels", channels), count("filters", filters)
-        self.out = count("out", channels if out is None else out)
-        self.activation = choose("activation", activation, ACTIVATIONS)
-        self.convolution = choose("convolution", convolution, FORMULATIONS)
-        self.time, self.context = bool(time), count("context", context, low=0)
+        self.channels, self.filters = check_count("channels", channels), check_count("filters", filters)
+        self.out = check_count("out", channels if out is None else out)
+        self.activation = check_choice("activation", activation, ACTIVATIONS)
+        self.convolution = check_choice("convolution", convolution, FORMULATIONS)
+        self.time, self.context = bool(time), check_count("context", context, low=0)
         sizes = {
             "1x1 in": (filters, channels + self.context + self.time, 1, 1),
             "3x3": (filters, filters + self.time, 3, 3),

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..solve.status import InputError
+from ..errors import InputError
 from .base import Shape, Shapes, Theta, VectorField
 
 SINGLE = "theta"

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..checks import check_count
 from .base import Dynamics, Shape, Shapes, Theta
-from .checks import count
 from .product import matvec
 from .structure import Product, Structure
 
@@ -28,7 +28,7 @@ class Linear(Dynamics):
 
     def __init__(self, m: int):
         super().__init__()
-        self.m = count("m", m)
+        self.m = check_count("m", m)
 
     @property
     def control_shapes(self) -> Shapes:

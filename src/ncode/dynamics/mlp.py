@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..solve.problem import choose
+from ..checks import check_choice, check_count
 from .activations import ACTIVATIONS
 from .base import Shape, Shapes, Theta, VectorField
-from .checks import count
 from .product import affine
 from .weights import Weights
 
@@ -50,10 +49,12 @@ class MLP(VectorField):
         out: int | None = None,
     ):
         super().__init__()
-        self.dim, self.out = count("dim", dim), count("out", dim if out is None else out)
-        self.hidden = tuple(count("hidden", units) for units in (hidden if isinstance(hidden, Sequence) else [hidden]))
-        self.activation = choose("activation", activation, ACTIVATIONS)
-        self.time, self.context = bool(time), count("context", context, low=0)
+        self.dim, self.out = check_count("dim", dim), check_count("out", dim if out is None else out)
+        self.hidden = tuple(
+            check_count("hidden", units) for units in (hidden if isinstance(hidden, Sequence) else [hidden])
+        )
+        self.activation = check_choice("activation", activation, ACTIVATIONS)
+        self.time, self.context = bool(time), check_count("context", context, low=0)
         sizes = (self.dim + self.context + self.time, *self.hidden, self.out)
         shapes: dict[str, Shape] = {}
         for layer, (wide, high) in enumerate(pairwise(sizes), 1):

@@ -6,10 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..solve.problem import choose
+from ..checks import check_choice, check_count
 from .activations import ACTIVATIONS
 from .base import Dynamics, Shape, Shapes, Theta
-from .checks import count
 from .product import matvec
 from .structure import Product, Structure
 
@@ -29,7 +28,7 @@ class Recurrent(Dynamics):
 
     def __init__(self, n: int, activation: str = "tanh"):
         super().__init__()
-        self.n, self.activation = count("n", n), choose("activation", activation, ACTIVATIONS)
+        self.n, self.activation = check_count("n", n), check_choice("activation", activation, ACTIVATIONS)
 
     @property
     def control_shapes(self) -> Shapes:

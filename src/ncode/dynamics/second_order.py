@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..solve.status import InputError
+from ..errors import InputError
 from .base import Dynamics, Shape, Shapes, Theta
 from .structure import Structure
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..solve.status import InputError
+from ..checks import check_count
+from ..errors import InputError
 from .base import Dynamics, Shape, Shapes, Theta
-from .checks import count
 from .structure import Product, Structure
 
 
@@ -30,7 +30,11 @@ class SparseLinear(Dynamics):
 
     def __init__(self, m: int, nonzeros: int = 2, seed: int = 0):
         super().__init__()
-        self.m, self.nonzeros, self.seed = count("m", m), count("nonzeros", nonzeros), count("seed", seed, low=0)
+        self.m, self.nonzeros, self.seed = (
+            check_count("m", m),
+            check_count("nonzeros", nonzeros),
+            check_count("seed", seed, low=0),
+        )
         if nonzeros > m:
             raise InputError(f"nonzeros must be at most m, the length of a row: given {nonzeros} with m = {m}")
         generator = torch.Generator().manual_seed(seed)

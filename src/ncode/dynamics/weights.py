@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from ..solve.problem import choose
-from ..solve.status import InputError
+from ..checks import check_choice
+from ..errors import InputError
 from .base import Shapes, Theta
 from .initial import usual
 
@@ -23,7 +23,7 @@ class Weights(nn.Module):
             )
         names = tuple(shapes) if controlled is None else tuple(controlled)
         for name in names:
-            choose(f"tensor of {kind} to control", name, shapes)
+            check_choice(f"tensor of {kind} to control", name, shapes)
         if len(set(names)) < len(names):
             raise InputError(f"controlled names a tensor twice: {names}")
         self.control_shapes = {name: shape for name, shape in shapes.items() if name in names}

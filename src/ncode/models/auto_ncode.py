@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..block import NCODE
+from ..checks import check_choice
 from ..control import DataControl
 from ..costs import Regulariser
 from ..dynamics import SparseLinear
-from ..solve.problem import choose
 from .autoencoder import Autoencoder, Coded, full_precision
 from .control_norms import ControlNorm
 
@@ -65,7 +65,7 @@ class AutoNCODE(Autoencoder):
         terms: Mapping[str, nn.Module] | None = None,
     ):
         super().__init__(encoder, decoder, loss, disturb, terms)
-        self.start = choose("start", start, get_args(Start))
+        self.start = check_choice("start", start, get_args(Start))
         self.latent, self.nonzeros, self.costs = latent, nonzeros, list(costs)
         self.gamma = nn.Linear(width, latent * nonzeros)
         self.norm = ControlNorm(norm, latent, nonzeros, gain)

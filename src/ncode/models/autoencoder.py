@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, mse_loss
 
-from ..solve import InputError
-from ..solve.problem import check_count, choose, symbolic
+from .._torch_private import is_symbolic
+from ..checks import check_choice, check_count
+from ..ode import InputError
 from .code_noise import CodeNoise
 
 LOSSES = ("mse", "bce")
@@ -74,7 +75,7 @@ class Autoencoder(nn.Module, ABC):
     ):
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
-        self.measure = choose("loss", loss, LOSSES)
+        self.measure = check_choice("loss", loss, LOSSES)
         self.disturb = CodeNoise() if disturb is None else disturb
         self.terms = nn.ModuleDict(terms or {})
         self._looked = False
@@ -135,7 +136,7 @@ class Autoencoder(nn.Module, ABC):
                 f" {tuple(images.shape)}: bytes become numbers by images.float() / 255"
             )
         # On a GPU looking would mean waiting: the first images speak for those that follow.
-        if not images.numel() or symbolic() or (self._looked and images.device.type != "cpu"):
+        if not images.numel() or is_symbolic() or (self._looked and images.device.type != "cpu"):
             return
         self._looked = True
         low, high = (float(bound) for bound in images.detach().aminmax())

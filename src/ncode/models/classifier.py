@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..block import NCODE, from_pretrained, register, save_pretrained
+from ..checks import check_count
 from ..costs import Regulariser
-from ..solve import InputError, Solution
-from ..solve.field import Cost
-from ..solve.problem import check_count
+from ..ode import InputError, Solution
+from ..ode.field import Cost
 
 Shape = tuple[int, int, int]
 Costs = Cost | Regulariser | Sequence[Cost | Regulariser] | None

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..block import register
+from ..checks import check_count
 from ..dynamics import Shapes, Theta, VectorField
 from ..dynamics.base import Shape
-from ..dynamics.checks import count
 
 
 class WeighedConv(VectorField):
@@ -37,9 +37,9 @@ class WeighedConv(VectorField):
 
     def __init__(self, channels: int, hidden: int | None = None, rank: int = 8):
         super().__init__()
-        self.channels = count("channels", channels)
-        self.hidden = count("hidden", channels if hidden is None else hidden)
-        self.rank = count("rank", rank, low=0)
+        self.channels = check_count("channels", channels)
+        self.hidden = check_count("hidden", channels if hidden is None else hidden)
+        self.rank = check_count("rank", rank, low=0)
         self.norm = nn.LayerNorm(self.channels)
         self.first = nn.Conv2d(self.channels, self.hidden, 3, padding=1, bias=False)
         self.last = nn.Conv2d(self.hidden, self.channels, 3, padding=1, bias=False)

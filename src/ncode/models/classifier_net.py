@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..block import NCODE, register
+from ..checks import check_count
 from ..control import Controller, OpenLoop, Static
-from ..solve.problem import check_count
 from .classifier import Answer, Costs, ImageClassifier, Shape, reached
 from .classifier_field import WeighedConv
 from .gammas import gamma

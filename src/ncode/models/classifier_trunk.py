@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..block import register
-from ..solve.problem import check_count
+from ..checks import check_count
 from .classifier import Answer, Costs, ImageClassifier, Shape, shrink_by, shrunk
 from .gammas import gamma
 

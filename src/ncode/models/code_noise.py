@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..solve import InputError
+from ..ode import InputError
 
 
 class CodeNoise(nn.Module):

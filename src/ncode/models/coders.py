@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..solve import InputError
-from ..solve.problem import check_count, choose
+from ..checks import check_choice, check_count
+from ..ode import InputError
 from .code_noise import check_part
 
 
@@ -64,7 +64,7 @@ def architecture(dataset: str, depth: int = 0, width: float = 1.0) -> Architectu
     >>> architecture("cifar10", depth=1).down
     (128, 256, 512, 1024)
     """
-    paper = ARCHITECTURES[choose("data set", dataset, tuple(ARCHITECTURES))]
+    paper = ARCHITECTURES[check_choice("data set", dataset, tuple(ARCHITECTURES))]
     if not 0 <= depth < paper.size.bit_length() - len(paper.down) or not width > 0:
         most = paper.size.bit_length() - len(paper.down) - 1
         raise InputError(

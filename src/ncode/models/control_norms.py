@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ..solve.problem import choose
+from ..checks import check_choice
 
 Norm = Literal["sphere", "l2", "row", "batch", "tanh", "none"]
 NORMS: tuple[Norm, ...] = get_args(Norm)
@@ -37,7 +37,7 @@ class ControlNorm(nn.Module):
 
     def __init__(self, kind: str, m: int, k: int, gain: float = 1.0, learn: bool = False):
         super().__init__()
-        self.kind = choose("normalisation", kind, NORMS)
+        self.kind = check_choice("normalisation", kind, NORMS)
         self.m, self.k = m, k
         self.gain = nn.Parameter(torch.tensor(float(gain)), requires_grad=learn)
         self.batch = nn.BatchNorm1d(m * k, affine=False) if kind == "batch" else nn.Identity()

@@ -6,8 +6,8 @@ from typing import Literal, get_args
 
 from torch import nn
 
-from ..solve import InputError
-from ..solve.problem import check_count, check_number, choose
+from ..checks import check_choice, check_count, check_number
+from ..ode import InputError
 
 Gamma = Literal["linear", "perceptron", "conv", "conv-norm", "conv-pool"]
 GAMMAS: tuple[Gamma, ...] = get_args(Gamma)
@@ -32,7 +32,7 @@ def gamma(kind: str, shape: tuple[int, int, int], hidden: int = 10, dropout: flo
     >>> gamma("conv", (3, 32, 32))(torch.zeros(5, 3, 32, 32)).shape
     torch.Size([5, 10])
     """
-    choose("gamma", kind, GAMMAS)
+    check_choice("gamma", kind, GAMMAS)
     hidden = check_count("hidden", hidden)
     if check_number("dropout", dropout, low=0.0) >= 1.0:
         raise InputError(f"dropout must be below 1; given {dropout}: nothing would be left")

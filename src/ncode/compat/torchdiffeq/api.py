@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...solve import InputError
+from ...ode import InputError
 from .event import crossing, find, link
 from .settings import Settings, adjoint_tolerance, check_adjoint
 from .state import Func, Leaves, State, System, end, saved

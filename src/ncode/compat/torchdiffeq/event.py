@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...solve import InputError, Solution, SolveError, Status
+from ...ode import InputError, Solution, SolveError, Status
 from .state import Leaves, System
 
 CHUNK = 32  # steps between two looks: what is solved beyond the event is lost

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...solve import PID, InputError
-from ...solve.problem import GRADIENTS, check_number, choose
+from ...checks import check_choice, check_number
+from ...ode import PID, InputError
+from ...ode.problem import GRADIENTS
 
 ADAPTIVE = {name: name for name in ("dopri5", "dopri8", "bosh3", "tsit5")} | {"adaptive_heun": "heun"}
 FIXED = {name: name for name in ("euler", "midpoint", "rk4")} | {"heun2": "heun"}
@@ -64,7 +65,7 @@ class Settings:
         method = "dopri5" if method is None else method
         if isinstance(method, str) and method in NO_METHOD:
             raise InputError(f'method "{method}" is not available: {NO_METHOD[method]}')
-        fixed = choose("method", method, (*ADAPTIVE, *FIXED)) in FIXED
+        fixed = check_choice("method", method, (*ADAPTIVE, *FIXED)) in FIXED
         options = _options(method, fixed, options)
         if gradient is not None and "gradient" in options:
             raise InputError('odeint_adjoint has the "adjoint" gradient: for another, use odeint')
@@ -86,7 +87,7 @@ class Settings:
             method=(FIXED if fixed else ADAPTIVE)[method],
             rtol=tolerance("rtol", rtol),
             atol=tolerance("atol", atol),
-            gradient=choose("gradient", gradient or options.get("gradient", "discrete"), GRADIENTS),
+            gradient=check_choice("gradient", gradient or options.get("gradient", "discrete"), GRADIENTS),
             fixed=fixed,
             step_size=number.get("step_size"),
             grid=options.get("grid_constructor"),
@@ -148,7 +149,7 @@ def _options(method: str, fixed: bool, options: Any) -> Mapping[str, Any]:
                 f'option "{name}" is not one of method "{method}", which has {kind} steps: leave it out, or choose one'
                 f" of {', '.join(ADAPTIVE if fixed else FIXED)}"
             )
-        choose(f'option of method "{method}"', name, (*mine, *FOR_ALL))
+        check_choice(f'option of method "{method}"', name, (*mine, *FOR_ALL))
     if options.get("dtype", torch.float64) is not torch.float64:
         raise InputError(f'option "dtype" is torch.float64 here, the precision of time; given {options["dtype"]}')
     if options.get("interp", "cubic") != "cubic":

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...solve import InputError, Solution, SolveError, solve
-from ...solve.problem import symbolic
+from ..._torch_private import is_symbolic
+from ...ode import InputError, Solution, SolveError, solve
 from .settings import Settings
 
 Leaves = tuple[Tensor, ...]
@@ -152,6 +152,6 @@ def _check_state(y0: Any) -> Leaves:
                 "the tensors of y0 must be of one dtype, on one device; given"
                 f" {', '.join(f'{other.dtype} on {other.device}' for other in leaves)}"
             )
-        if not symbolic() and not bool(leaf.detach().isfinite().all()):
+        if not is_symbolic() and not bool(leaf.detach().isfinite().all()):
             raise InputError("y0 is not finite: it contains nan or inf")
     return leaves

@@ -1,0 +1,1 @@
+"""Benchmarks of what only ncode_lab has."""

@@ -1,0 +1,116 @@
+"""The time that a training step of the CIFAR-10 autoencoders takes, and the part of it that is the latent flow.
+
+    python -m benchmarks.autoencoder [--device cuda] [--json results/autoencoder-cuda.json]
+
+The aims are 50 epochs within five minutes on one H200, and a flow that takes less than a tenth of a step. A step is
+that of `ncode run autoencode --paper --dataset cifar10 --precision bf16 --graph`, with its augmentation and AdamW, on
+drawn images: what they show does not matter here. The flow, from the control to the code, is timed by itself, forward
+and backward.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from ncode_lab.data import ImageSets, draw_shapes
+from ncode_lab.experiments.autoencode import Autoencode
+from ncode_lab.experiments.coding_recipes import PAPER
+from ncode_lab.experiments.coding_task import Code
+from ncode_lab.training import RunOptions, Trial
+from ncode_lab.training.device import start
+from ncode_lab.training.engine import Engine
+from torch import Tensor
+
+from ncode.models.auto_ncode import AutoNCODE
+
+from .record import keep
+from .stopwatch import Stopwatch
+
+IMAGES = 48_000  # an epoch: CIFAR-10's training images without those that are held out
+EPOCHS = 50
+
+
+def main() -> None:
+    """Measure, print, and write JSON where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--models", nargs="+", default=["auton-code", "ae", "ae-wide", "vae"])
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--width", type=float, default=1.0, help="factor of the coders' widths, for a try on a CPU")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--json", type=Path, default=None)
+    given = parser.parse_args()
+    rows = [measure(kind, given) for kind in given.models]
+    found = {"seed": 0, "batch": given.batch, "width": given.width, "models": rows}
+    keep("autoencoder", found, given.device, given.json)
+
+
+def measure(kind: str, given: argparse.Namespace) -> dict[str, str | float]:
+    """One model: its step, and its flow where it has one."""
+    cuda = torch.device(given.device).type == "cuda"
+    torch.backends.cudnn.benchmark = cuda
+    own = {"dataset": "cifar10", "models": (kind,), "batch": given.batch, "width": given.width}
+    settings = Autoencode(**{**PAPER, **own})
+    images = draw_shapes(8 * given.batch, generator=0)
+    task = Code(settings, Trial(kind, "drawn", 0), ImageSets(images, images))
+    fabric = start(RunOptions(device=given.device, precision="bf16", graph=cuda))
+    engine = Engine(task, fabric, graph=cuda)
+    generator = torch.Generator(fabric.device).manual_seed(0)
+
+    def step(number: int) -> None:
+        engine.step(task.batch(number, generator), lambda loss: None)
+
+    found = milliseconds(step, given)
+    epoch = found * IMAGES / given.batch / 1000
+    row: dict[str, str | float] = {
+        "model": kind,
+        "ms a step": found,
+        "s an epoch": epoch,
+        f"min, {EPOCHS} epochs": EPOCHS * epoch / 60,
+    }
+    if isinstance(task.model, AutoNCODE):
+        flow = milliseconds(flowing(task.model, given.batch, cuda), given)
+        row |= {"ms of the flow": flow, "part of the step": flow / found}
+    row = {name: each if isinstance(each, str) else round(each, 3) for name, each in row.items()}
+    print(row, flush=True)
+    return row
+
+
+def flowing(model: AutoNCODE, batch: int, cuda: bool) -> Callable[[int], object]:
+    """The flow of a batch, forward and backward; on CUDA recorded as a graph, as it is within a step."""
+    place = next(model.parameters())
+    control = model.norm(torch.randn(batch, model.latent, model.nonzeros, device=place.device)).detach()
+    control.requires_grad_()
+
+    def both() -> Tensor:
+        return torch.autograd.grad(model.flow(control).square().sum(), control)[0]
+
+    if not cuda:
+        return lambda number: both()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            both()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        both()
+    return lambda number: graph.replay()
+
+
+def milliseconds(run: Callable[[int], object], given: argparse.Namespace) -> float:
+    """Of one call, once everything has been set up."""
+    warm = max(2, given.steps // 10)
+    for number in range(warm):
+        run(number)
+    clock = Stopwatch(given.device)
+    for number in range(warm, warm + given.steps):
+        run(number)
+    return 1000 * clock.lap() / given.steps
+
+
+if __name__ == "__main__":
+    main()

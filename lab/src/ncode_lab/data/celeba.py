@@ -1,0 +1,165 @@
+"""CelebA: a folder of aligned JPEG files, cut to the face and made small."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import pickle
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ncode import InputError
+from ncode.checks import check_count
+
+from .damage import damaged
+from .fetch import Progress
+from .find import cache_dir
+from .images import Images, ImageSets
+
+WHOLE = 202_599
+_FIRST_TEST = 182_638  # the publisher's own split, by the number in a file's name
+_SIDE = 64
+_SIZES = {(178, 218): 148, (89, 109): 74}  # as published, and at half the size: how much of the middle is kept
+_RECIPE = "centre 148 of 178, 64 x 64, bilinear, 1"
+
+
+def read_celeba(
+    folder: str | Path,
+    *,
+    limit: int | None = None,
+    cache: str | Path | None = None,
+    progress: Progress | None = None,
+) -> ImageSets:
+    """CelebA from img_align_celeba, 64 x 64: the middle 148 x 148 of 178 x 218 (74 x 74 of 89 x 109), made smaller.
+
+    Decoded once, on all cores, and kept as one file in the cache. The test images are the publisher's, by number; where
+    the folder ends before those, the last tenth. There are no labels. Needs the package pillow.
+
+    Args:
+        folder: Where 000001.jpg and so on are.
+        limit: Read only the first so many.
+        cache: The folder of the cache; `cache_dir()` unless told. Not written where it cannot be.
+        progress: Called as progress("CelebA", images done, images in all).
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from ncode_lab.data import read_celeba
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for k in range(10):
+    ...         Image.new("RGB", (89, 109), (10 * k, 0, 0)).save(Path(folder) / f"{k + 1:06}.jpg")
+    ...     train, test = read_celeba(folder, cache=folder)
+    >>> train, len(test)
+    (Images(CelebA (first 10), train, 9 of 3 x 64 x 64, on cpu), 1)
+    """
+    folder = Path(folder)
+    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
+    if limit is not None:
+        paths = paths[: check_count("limit", limit)]
+    if len(paths) < 2:
+        raise InputError(f"{folder} has {len(paths)} JPEG files: expected those of img_align_celeba, 000001.jpg and on")
+    kept = Path(cache or cache_dir()) / "celeba" / f"{_fingerprint(paths)}.pt"
+    images = _recall(kept, len(paths))
+    if images is None:
+        images = _decode_all(paths, progress)
+        _keep(images, kept)
+    return _split(images, paths)
+
+
+def _split(images: Tensor, paths: Sequence[Path]) -> ImageSets:
+    name = "CelebA" if len(paths) == WHOLE else f"CelebA (first {_short(len(paths))})"
+    numbers = [int(path.stem) if path.stem.isdigit() else 0 for path in paths]
+    first = next((k for k, number in enumerate(numbers) if number >= _FIRST_TEST), None)
+    start = first if first else len(paths) - max(len(paths) // 10, 1)
+    train, test = (
+        Images(part, torch.zeros(len(part), dtype=torch.int64), name, (), split)
+        for part, split in ((images[:start], "train"), (images[start:], "test"))
+    )
+    return ImageSets(train, test)
+
+
+def _short(count: int) -> str:
+    return f"{count // 1000}k" if count >= 1000 and count % 1000 == 0 else str(count)
+
+
+def _decode_all(paths: Sequence[Path], progress: Progress | None) -> Tensor:
+    try:
+        import PIL.Image  # noqa: F401  # before any thread needs it
+    except ImportError as error:
+        raise InputError("reading JPEG files needs the package pillow: pip install torch-ncode[data]") from error
+    images = torch.empty(len(paths), 3, _SIDE, _SIDE, dtype=torch.uint8)
+    done, lock = 0, threading.Lock()
+
+    def decode(place: int) -> None:
+        nonlocal done
+        images[place] = _decode(paths[place])
+        if progress:
+            with lock:
+                done += 1
+                if done % 500 == 0 or done == len(paths):
+                    progress("CelebA", done, len(paths))
+
+    # Threads are enough: pillow lets others run while it decodes.
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        for _ in pool.map(decode, range(len(paths))):
+            pass
+    return images
+
+
+def _decode(path: Path) -> Tensor:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as image:
+            if image.size not in _SIZES:
+                raise InputError(
+                    f"{path} is {image.size[0]} x {image.size[1]}: expected an aligned image of CelebA, 178 x 218, or"
+                    " 89 x 109 at half size"
+                )
+            side = _SIZES[image.size]
+            left, top = (image.size[0] - side) / 2, (image.size[1] - side) / 2
+            # A box may begin between two pixels, as the middle 74 of 89 does.
+            small = image.convert("RGB").resize(
+                (_SIDE, _SIDE), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
+            )
+    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+        raise damaged(path, error) from error
+    data = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
+    return data.reshape(_SIDE, _SIDE, 3).permute(2, 0, 1)
+
+
+def _fingerprint(paths: Sequence[Path]) -> str:
+    """Another one for other files, changed files, and another way of cutting."""
+    digest = hashlib.sha256(_RECIPE.encode())
+    for path in paths:
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:24]
+
+
+def _recall(path: Path, count: int) -> Tensor | None:
+    """What was kept, if it is whole."""
+    try:
+        images = torch.load(path, weights_only=True)
+    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
+        return None  # not there, or damaged: it is made anew
+    right = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape == (count, 3, _SIDE, _SIDE)
+    return images if right else None
+
+
+def _keep(images: Tensor, path: Path) -> None:
+    """Keep for next time, where there is a place that can be written to."""
+    own = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(images, own)
+        os.replace(own, path)
+    except (OSError, RuntimeError):  # a full disk among them; the next run decodes again
+        with contextlib.suppress(OSError):
+            own.unlink(missing_ok=True)

@@ -1,0 +1,106 @@
+"""Run an experiment: a folder, its trials one by one, its figures, its summary."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..report import summary_markdown
+from ..training import Desk, Progress, Result, RunFolder, RunOptions, Trial
+from ..training.device import start
+from ..training.environment import command_line, describe, portable
+from ..training.files import write_file
+from .base import Experiment, Finished
+
+
+def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path | None = None) -> Path:
+    """Run every trial that has no result yet, then draw.
+
+    Args:
+        experiment: What to run, with its settings.
+        preset: The name of the preset that the settings began from.
+        options: How to run it.
+        folder: A run to go on with. A new one, unless told.
+
+    Returns:
+        The run's folder.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from ncode_lab.experiments import find, run
+    >>> from ncode_lab.training import RunOptions
+    >>> with tempfile.TemporaryDirectory() as out:
+    ...     options = RunOptions(out=Path(out), quiet=True, device="cpu")
+    ...     path = run(find("reflection")(models=("node",), steps=2), "smoke", options)
+    ...     sorted(file.name for file in path.iterdir() if not file.name.startswith("."))
+    ['figures', 'run.json', 'summary.md', 'trials']
+    """
+    fabric = start(options)
+    about = _about(experiment, preset, options, fabric.device)
+    trials = experiment.trials(options.all_seeds)
+    if folder is None:
+        place = RunFolder.create(options.out, experiment.name, about, fabric)
+        place.update(trials=[trial.name for trial in trials])
+    else:
+        place = RunFolder.open(folder, fabric)
+    progress = Progress(quiet=options.quiet, prints=fabric.is_global_zero)
+    progress.say(f"{experiment.name} --{preset}, {len(trials)} trial{'s' if len(trials) != 1 else ''} in {place.path}")
+    for trial in trials:
+        if place.result(trial.name) is None:
+            desk = Desk(fabric, place.trial(trial.name), trial, preset, options, progress)
+            place.write_result(trial.name, _try(experiment, trial, desk, about))
+    finished = [_finished(trial, place) for trial in trials]
+    if fabric.is_global_zero:
+        draw(experiment, finished, place)
+        summary = summary_markdown({**place.record, "finished": True}, [done.result for done in finished])
+        write_file(place.path / "summary.md", summary.encode())
+    fabric.barrier()
+    place.finish()
+    return place.path
+
+
+def draw(experiment: Experiment, finished: Sequence[Finished], place: RunFolder) -> None:
+    """Draw the figures of what is done."""
+    pictures = experiment.figures(finished)
+    for picture in pictures:
+        picture.save(place.figures)
+    place.update(figures=[{"name": picture.name, "caption": picture.caption} for picture in pictures])
+
+
+def _finished(trial: Trial, place: RunFolder) -> Finished:
+    result = place.result(trial.name)
+    assert result is not None
+    return Finished(trial, result, place.trial(trial.name))
+
+
+def _try(experiment: Experiment, trial: Trial, desk: Desk, about: dict[str, Any]) -> Result:
+    metrics = experiment.run(trial, desk)
+    return Result(
+        experiment=experiment.name,
+        model=trial.model,
+        dataset=trial.dataset,
+        seed=trial.seed,
+        metrics=dict(metrics),
+        parameters=desk.parameters,
+        seconds=round(desk.seconds, 3),
+        about=dict(trial.about),
+        curves=desk.curves(),
+        settings=portable(about["settings"]),
+        **{name: about[name] for name in ("preset", "device", "versions", "commit", "command")},
+    )
+
+
+def _about(experiment: Experiment, preset: str, options: RunOptions, device: Any) -> dict[str, Any]:
+    """What run.json says of the run when it begins."""
+    return {
+        **experiment.about(),
+        # An experiment may have other columns for other settings.
+        "columns": [column._asdict() for column in experiment.columns],
+        "preset": preset,
+        "settings": asdict(experiment),
+        "options": asdict(options) | {"out": options.out.name},
+        "command": command_line(),
+        **describe(device),
+    }

@@ -1,0 +1,247 @@
+"""The report: one HTML page that holds everything it shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ncode import InputError
+
+from ..training.result import Result
+from .gather import gather
+from .inline import inline
+from .markup import Markup, join, tag
+from .numbers import write_number, write_seconds
+from .run import Drawing, Run
+from .tables import NONE, as_html, make_table
+
+# Should anything ever get past the escaping: the browser fetches nothing and runs nothing.
+POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+# Wider than this, a figure gets a row of its own.
+WIDE = 1.5
+ENVIRONMENT = ("device", "commit", "started", "finished")
+
+
+def write_report(
+    runs: Sequence[str | Path],
+    out: str | Path,
+    about: Mapping[str, Mapping[str, Any]] | None = None,
+    redraw: Callable[[Run, Path], Sequence[Drawing]] | None = None,
+) -> Path:
+    """Write one page about some runs, and return its path.
+
+    Args:
+        runs: Run folders, result files, or folders of either: see `gather`.
+        out: The file to write, or a folder for `report.html`.
+        about: Title, question, columns and the paper's numbers for results outside a run folder, by experiment.
+        redraw: Draws, into the folder that it is given, what a run that came without figures shows.
+
+    >>> import json, tempfile
+    >>> result = dict(experiment="annuli", model="node", dataset="annuli", preset="quick", seed=0, settings={},
+    ...               metrics={"error": 0.5}, parameters=354, seconds=1.0, device="cpu", versions={}, commit="",
+    ...               command="ncode run annuli --quick")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "0.json").write_text(json.dumps(result))
+    ...     page = write_report([folder], folder)
+    ...     page.name, '<td class="number">0.500</td>' in page.read_text()
+    ('report.html', True)
+    """
+    out = Path(out)
+    if out.is_dir():
+        out = out / "report.html"
+    with tempfile.TemporaryDirectory() as folder:
+        page = render([_drawn(run, Path(folder), redraw) for run in gather(runs, about)])
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _write(out, page)
+    except OSError as error:
+        raise InputError(f"the report cannot be written to {out}: {error.strerror or error}") from error
+    return out
+
+
+def _drawn(run: Run, folder: Path, redraw: Callable[[Run, Path], Sequence[Drawing]] | None) -> Run:
+    if run.drawings or redraw is None:
+        return run
+    return replace(run, drawings=tuple(redraw(run, folder)))
+
+
+def render(runs: Sequence[Run]) -> str:
+    """The page as text."""
+    title = f"N-CODE: {_title(runs[0])}" if len(runs) == 1 else "N-CODE: report"
+    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    keys = [f"run-{number}" for number in range(1, len(runs) + 1)]
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="color-scheme", content="light dark"),
+        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("title", title),
+        tag("style", Markup(style)),
+    )
+    sections = (_section(key, run) for key, run in zip(keys, runs, strict=True))
+    body = tag("body", _opening(keys, runs), tag("main", *sections))
+    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _write(path: Path, text: str) -> None:
+    """All or nothing. Half a character, which JSON may hold and a file may not, becomes a question mark."""
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(handle, "wb") as file:
+            file.write(text.encode("utf-8", "replace"))
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _title(run: Run) -> str:
+    return run.text("title") or run.text("experiment") or run.name
+
+
+def _opening(keys: Sequence[str], runs: Sequence[Run]) -> Markup:
+    line = "Neurally controlled ODEs: what we measured, and beside it what the paper reports."
+    links = (
+        tag("li", tag("a", _title(run), href=f"#{key}"), " ", tag("span", _facts(run), class_="facts"))
+        for key, run in zip(keys, runs, strict=True)
+    )
+    contents = tag("nav", tag("h2", "Contents"), tag("ol", *links), aria_label="Contents")
+    return tag("header", tag("h1", "N-CODE report"), tag("p", line, class_="lead"), contents)
+
+
+def _facts(run: Run) -> str:
+    """One line: which form of the experiment, how much was run, and whether it is whole."""
+    results = run.results
+    words = [run.text("experiment"), f"{run.text('preset')} preset" if run.text("preset") else ""]
+    words += [_count(len(results), "trial"), _count(len({result.seed for result in results}), "seed")]
+    if results:
+        words.append(write_seconds(sum(result.seconds for result in results)))
+    words.append("not finished" if run.unfinished else "see notes" if run.notes else "")
+    # A line may break between facts, not within one.
+    return " · ".join(word.replace(" ", "\N{NO-BREAK SPACE}") for word in words if word)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")
+
+
+def _section(key: str, run: Run) -> Markup:
+    figures, faults = _figures(run.drawings)
+    notes = [*run.notes, *faults]
+    question = [tag("p", text, class_="question") for text in _paragraphs(run.text("question"))]
+    return tag(
+        "section",
+        tag("p", _facts(run), class_="facts"),
+        tag("h2", _title(run), id=key),
+        *question,
+        *[_notes(notes)] * bool(notes),
+        _results(run),
+        figures,
+        _folded(run),
+        tag("p", tag("a", "Back to contents", href="#"), class_="back"),
+        aria_labelledby=key,
+    )
+
+
+def _paragraphs(text: str) -> list[str]:
+    return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
+
+
+def _notes(notes: Sequence[str]) -> Markup:
+    return tag("aside", tag("ul", *(tag("li", note) for note in notes)), class_="notes", aria_label="Notes")
+
+
+def _results(run: Run) -> Markup:
+    if not run.results:
+        return join(tag("h3", "Results"), tag("p", "There are no results yet."))
+    table = make_table(run.results, run.columns, run.paper)
+    return join(tag("h3", "Results"), as_html(table, _caption(run, table.datasets, any(table.beside))))
+
+
+def _caption(run: Run, datasets: Sequence[str], beside: bool) -> str:
+    parts = [f"{datasets[0]}."] if len(datasets) == 1 and datasets[0] != run.text("experiment") else []
+    if len({result.seed for result in run.results}) > 1:
+        parts.append("Mean ± standard deviation over seeds.")
+    if beside and run.text("preset") not in ("", "paper"):
+        parts.append(f"The paper's numbers are for its own setting, not for the {run.text('preset')} preset.")
+    return " ".join(parts) or "One seed."
+
+
+def _figures(drawings: Sequence[Drawing]) -> tuple[Markup, list[str]]:
+    shown, faults = [], []
+    for drawing in drawings:
+        try:
+            shown.append(_figure(drawing))
+        except InputError as error:
+            faults.append(f"The figure {drawing.name} is left out: {error}.")
+    if not shown:
+        return Markup(""), faults
+    return join(tag("h3", "Figures"), tag("div", *shown, class_="figures")), faults
+
+
+def _figure(drawing: Drawing) -> Markup:
+    image = inline(drawing.files)
+    wide = image.width > WIDE * image.height
+    picture = tag("img", src=image.source, alt=drawing.caption, width=image.width, height=image.height)
+    card = tag("div", picture, class_="card")
+    return tag("figure", card, tag("figcaption", drawing.caption), class_="wide" if wide else None)
+
+
+def _folded(run: Run) -> Markup:
+    """What few readers want to see, and those few in full."""
+    command = run.text("command")
+    parts = [("How to run it again", tag("pre", tag("code", command), tabindex=0))] if command else []
+    if run.results:
+        parts.append(("Every trial", _trials(run)))
+    parts.append(("Settings", _pairs(run.part("settings"))))
+    if run.part("options"):
+        parts.append(("Options", _pairs(run.part("options"))))
+    environment = {key: run.record[key] for key in ENVIRONMENT if run.record.get(key)}
+    parts.append(("Environment", _pairs({"folder": run.name, **environment, **run.part("versions")})))
+    folds = (
+        tag("details", tag("summary", tag("h4", name)), content, class_="trials" if name == "Every trial" else None)
+        for name, content in parts
+    )
+    return join(tag("h3", "Details"), *folds)
+
+
+def _trials(run: Run) -> Markup:
+    metrics = list(dict.fromkeys(name for result in run.results for name in result.metrics))
+    heads = ["model", "dataset", "seed", *metrics, "time"]
+    head = tag("tr", *(tag("th", text, scope="col", class_=_kind(i)) for i, text in enumerate(heads)))
+    body = (_trial(result, metrics) for result in run.results)
+    table = tag(
+        "table", tag("caption", tag("span", "Metrics in their own units.")), tag("thead", head), tag("tbody", *body)
+    )
+    return tag("div", table, class_="box", role="region", tabindex=0, aria_label="Every trial")
+
+
+def _trial(result: Result, metrics: Sequence[str]) -> Markup:
+    numbers = [write_number(result.metrics[name], 4) if name in result.metrics else NONE for name in metrics]
+    cells = [result.dataset, str(result.seed), *numbers, write_seconds(result.seconds)]
+    rest = (tag("td", text, class_=_kind(i)) for i, text in enumerate(cells, 1))
+    return tag("tr", tag("th", result.model, scope="row"), *rest)
+
+
+def _kind(i: int) -> str | None:
+    return "number" if i > 1 else None
+
+
+def _pairs(values: Mapping[str, Any]) -> Markup:
+    if not values:
+        return tag("p", "Not recorded.")
+    return tag("dl", *(join(tag("dt", str(key)), tag("dd", _plain(value))) for key, value in values.items()))
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list) and value:
+        return ", ".join(map(_plain, value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,121 @@
+"""What a run ran on: versions, commit, device, command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ncode._version import __version__
+
+
+def describe(device: torch.device | None = None) -> dict[str, Any]:
+    """Versions, commit and device, for run.json and results.
+
+    >>> sorted(describe())
+    ['commit', 'device', 'versions']
+    """
+    return {"versions": versions(), "commit": commit(), "device": device_name(device)}
+
+
+def versions() -> dict[str, str]:
+    """Of what the numbers depend on.
+
+    >>> versions()["ncode"] == __version__
+    True
+    """
+    found = {"python": platform.python_version(), "torch": torch.__version__, "ncode": __version__}
+    for package in ("lightning", "pytorch-lightning", "lightning-fabric"):
+        try:
+            found["lightning"] = metadata.version(package)
+            break
+        except metadata.PackageNotFoundError:
+            continue
+    if torch.version.cuda:
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def commit() -> str:
+    """The commit of this source tree; "unknown" where it is not in a repository.
+
+    The variable NCODE_COMMIT says it for a copy that has left its repository behind.
+
+    >>> commit() != ""
+    True
+    """
+    told = os.environ.get("NCODE_COMMIT")
+    if told:
+        return told
+    source = Path(__file__).resolve()
+    # A package installed into somebody's repository is not part of it.
+    if _git(source.parent, "ls-files", "--error-unmatch", source.name) is None:
+        return "unknown"
+    return _git(source.parent, "describe", "--always", "--dirty") or "unknown"
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def device_name(device: torch.device | None = None) -> str:
+    """A device as its maker calls it: "NVIDIA H200"; a CPU with the threads that torch uses.
+
+    >>> device_name(torch.device("cpu")).endswith("threads") or torch.get_num_threads() == 1
+    True
+    """
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{_cpu_model()}, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, named), None) or platform.processor() or platform.machine()
+
+
+def command_line(arguments: Sequence[str] | None = None) -> str:
+    """The command, to be given again: `ncode` and its arguments, without the paths of this machine.
+
+    >>> command_line(["run", "annuli", "--out", str(Path.cwd() / "my runs")])
+    "ncode run annuli --out 'my runs'"
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    return shlex.join(["ncode", *map(_relative, arguments)])
+
+
+def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as results tell them: without the paths of this machine.
+
+    >>> portable({"data_dir": "/somewhere/images", "epochs": 3})
+    {'data_dir': 'images', 'epochs': 3}
+    """
+    return {name: _relative(value) if isinstance(value, str) else value for name, value in settings.items()}
+
+
+def _relative(argument: str) -> str:
+    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+    path = Path(value)
+    if not value or not path.is_absolute():
+        return argument
+    here = Path.cwd()
+    return option + equals + (str(path.relative_to(here)) if path.is_relative_to(here) else path.name)

@@ -1,0 +1,121 @@
+import json
+import shutil
+import subprocess
+
+import pytest
+from ncode_lab.cli import main
+
+FAST = ["--smoke", "--device", "cpu", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    out = tmp_path_factory.mktemp("runs")
+    main(["run", "reflection", *FAST, "--out", str(out), "--models", "node", "open-loop", "--seeds", "2"])
+    return out
+
+
+def test_report_writes_one_page_with_the_figure_and_the_table(runs, tmp_path, capsys):
+    page = tmp_path / "page.html"
+    assert main(["report", str(runs), "--out", str(page)]) == 0
+    assert capsys.readouterr().out.strip() == str(page)
+    text = page.read_text()
+    assert "data:image/svg+xml" in text
+    assert "open-loop" in text
+
+
+def test_report_of_nothing_gets_a_sentence(tmp_path, capsys):
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 2
+    assert "there is no run and no result" in capsys.readouterr().err
+
+
+def test_collected_results_make_the_tables_of_a_markdown_file(runs, tmp_path, capsys):
+    results, file = tmp_path / "results", tmp_path / "page.md"
+    assert main(["collect", str(runs), "--out", str(results)]) == 0
+    assert len(list(results.rglob("*.json"))) == 4
+    file.write_text("# Title\n<!-- table:reflection -->\n<!-- end -->\nend\n")
+    assert main(["tables", str(file), "--results", str(results), "--check"]) == 2
+    assert "not what the results say: reflection" in capsys.readouterr().err
+    assert main(["tables", str(file), "--results", str(results)]) == 0
+    assert main(["tables", str(file), "--results", str(results), "--check"]) == 0
+    text = file.read_text()
+    assert text.startswith("# Title\n<!-- table:reflection -->\n| model |")
+    assert "| open-loop |" in text
+    assert text.endswith("<!-- end -->\nend\n")
+
+
+@pytest.mark.parametrize("block", ["<!-- table:reflection, a -->\n<!-- end -->\n", "<!-- table:reflection -->\n"])
+def test_the_beginning_of_a_table_that_is_none_gets_a_sentence(block, tmp_path, capsys):
+    file = tmp_path / "page.md"
+    file.write_text(block)
+    assert main(["tables", str(file), "--results", str(tmp_path)]) == 2
+    assert "begins no table: its name must have no spaces, and <!-- end --> must follow" in capsys.readouterr().err
+
+
+def test_collecting_into_a_file_gets_a_sentence(runs, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["collect", str(runs), "--out", str(tmp_path / "file")]) == 1
+    assert "a file is in its way; name another folder" in capsys.readouterr().err
+
+
+def test_a_table_goes_stale_when_a_result_changes(runs, tmp_path):
+    results, file = tmp_path / "results", tmp_path / "page.md"
+    main(["collect", str(runs), "--out", str(results)])
+    file.write_text("<!-- table:reflection -->\n<!-- end -->\n")
+    main(["tables", str(file), "--results", str(results)])
+    changed = next(results.rglob("*.json"))
+    result = json.loads(changed.read_text())
+    result["metrics"]["error"] += 1
+    changed.write_text(json.dumps(result))
+    assert main(["tables", str(file), "--results", str(results), "--check"]) == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_scripts_know_our_words_and_options(shell, capsys):
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    assert all(word in script for word in ("reflection", "sweep", "--resume", "--steps"))
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_bash_accepts_its_completion_script(capsys):
+    main(["completion", "bash"])
+    check = subprocess.run(["bash", "-n"], input=capsys.readouterr().out, text=True, capture_output=True)
+    assert (check.returncode, check.stderr) == (0, "")
+
+
+def test_a_misspelt_shell_gets_the_nearest(capsys):
+    assert main(["completion", "bsh"]) == 2
+    assert 'did you mean "bash"?' in capsys.readouterr().err
+
+
+def test_the_demo_ends_with_the_path_of_its_page(tmp_path, capsys):
+    assert main(["demo", "--smoke", "--quiet", "--out", str(tmp_path)]) == 0
+    page = capsys.readouterr().out.strip().splitlines()[-1]
+    assert page == str(tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text()
+    assert all(f">{title}: " in text for title in ("Reflection", "Annuli", "Memory"))
+
+
+def test_report_draws_what_results_alone_can_show_and_knows_their_experiment(tmp_path):
+    out = tmp_path / "runs"
+    main(["run", "memory", *FAST, "--out", str(out), "--models", "ncode"])
+    main(["collect", str(out), "--out", str(tmp_path / "results")])
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "results"), "--out", str(page)]) == 0
+    text = page.read_text()
+    assert "Memory: bit patterns" in text
+    assert text.count("data:image/svg+xml") == 1
+
+
+def test_models_of_a_table_stand_as_the_settings_name_them_whatever_else_is_said_about_a_result(runs, tmp_path):
+    results, file = tmp_path / "results", tmp_path / "page.md"
+    main(["collect", str(runs), "--out", str(results)])
+    for path in results.rglob("*.json"):
+        result = json.loads(path.read_text())
+        result["about"] = {"more": 2.0 if result["model"] == "node" else 1.0}
+        path.write_text(json.dumps(result))
+    file.write_text("<!-- table:reflection -->\n<!-- end -->\n")
+    assert main(["tables", str(file), "--results", str(results)]) == 0
+    rows = [line.split(" | ")[0] for line in file.read_text().splitlines()[3:-1]]
+    assert rows == ["| node", "| open-loop"]

@@ -1,0 +1,119 @@
+import builtins
+import sys
+
+import pytest
+import torch
+from ncode_lab.training import RunOptions
+from ncode_lab.training import device as device_module
+from ncode_lab.training.device import start
+
+from ncode import InputError
+
+from .tiny import desk_at, train
+
+
+@pytest.fixture(autouse=True)
+def modes():
+    """What `start` sets for the whole process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_default_dtype(torch.float32)
+
+
+def test_cuda_that_is_not_there_is_told_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InputError, match="'cuda' was asked for, and torch finds none here: choose --device cpu"):
+        start(RunOptions(device="cuda"))
+
+
+def test_more_devices_than_there_are_is_told_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(InputError, match="8 CUDA devices were asked for, and there are 2"):
+        start(RunOptions(devices=8))
+
+
+def test_half_precision_needs_cuda():
+    with pytest.raises(InputError, match="choose --precision bf16"):
+        start(RunOptions(device="cpu", precision="16"))
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("32", torch.float32), ("bf16", torch.float32), ("64", torch.float64)]
+)
+def test_a_model_is_trained_in_each_precision(tmp_path, precision, dtype):
+    weights = train(tmp_path, options={"precision": precision}, noisy=False)
+    assert all(weight.dtype == dtype for weight in weights.values())
+
+
+def test_deterministic_is_set_and_unset():
+    start(RunOptions(device="cpu", deterministic=True))
+    assert torch.are_deterministic_algorithms_enabled()
+    start(RunOptions(device="cpu"))
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_fabric_is_found_under_either_name(monkeypatch):
+    there = sys.modules["lightning_fabric"]
+    asked = []
+
+    def find(name):
+        asked.append(name)
+        if name == "lightning_fabric":
+            raise ModuleNotFoundError("none", name=name)
+        return there
+
+    monkeypatch.setattr(device_module, "import_module", find)
+    assert device_module._lightning() is there
+    assert asked == ["lightning_fabric", "lightning.fabric"]
+
+
+def test_fabric_that_is_not_installed_is_told_so(monkeypatch):
+    def find(name):
+        raise ModuleNotFoundError("none", name=name.partition(".")[0])
+
+    monkeypatch.setattr(device_module, "import_module", find)
+    with pytest.raises(InputError, match="pip install pytorch-lightning"):
+        start(RunOptions(device="cpu"))
+
+
+def test_tensorboard_files_appear_when_asked_for(tmp_path):
+    train(tmp_path / "without")
+    assert not (tmp_path / "without" / "tensorboard").exists()
+    train(tmp_path / "with", options={"tensorboard": True})
+    files = list((tmp_path / "with" / "tensorboard" / "model").glob("events.out.tfevents.*"))
+    assert len(files) == 1
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(files[0].parent)).Reload()
+    assert [each.step for each in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [each.step for each in events.Scalars("evaluation/error")] == [3, 6]
+
+
+def test_tensorboard_that_is_not_installed_is_told_so(monkeypatch):
+    real = builtins.__import__
+
+    def find(name, *args, **kwargs):
+        if name.startswith("torch.utils.tensorboard"):
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", find)
+    with pytest.raises(InputError, match="pip install tensorboard"):
+        start(RunOptions(device="cpu", tensorboard=True))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("precision", ["32", "bf16", "16"])
+def test_a_run_on_cuda_stops_and_goes_on(tmp_path, precision):
+    options = {"device": "cuda", "precision": precision}
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path / "broken", at_step={5: lambda: 1 / 0}, options=options, noisy=False)
+    again = train(tmp_path / "broken", options=options, noisy=False)
+    for name, weight in train(tmp_path / "whole", options=options, noisy=False).items():
+        assert weight.device.type == "cuda"
+        torch.testing.assert_close(again[name], weight, rtol=1e-3, atol=1e-4)
+
+
+def test_the_desk_knows_its_device(tmp_path):
+    assert desk_at(tmp_path).device == torch.device("cpu")

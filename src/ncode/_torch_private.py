@@ -1,0 +1,74 @@
+"""Every private torch API that ncode uses, in one file. Tried with torch 2.11 (CUDA 13) and 2.13 (CPU).
+
+When a new torch version breaks ncode, this is the first place to look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import _set_fwd_grad_enabled as forward_mode_enabled
+from torch.utils import _pytree as pytree
+
+__all__ = [
+    "backward_keeps_graph",
+    "compile_graph",
+    "forward_mode_enabled",
+    "is_dual",
+    "is_mapped",
+    "is_symbolic",
+    "is_transforming",
+    "pytree",
+    "trace",
+]
+
+
+def is_transforming() -> bool:
+    """Whether a torch.func transform is active."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def is_symbolic() -> bool:
+    """Whether values cannot be read: under torch.func, torch.export, or during the capture of a CUDA graph."""
+    capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    return capturing or torch.compiler.is_compiling() or is_transforming()
+
+
+def is_dual(tensor: Tensor) -> bool:
+    """Whether forward-mode differentiation follows this tensor."""
+    return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
+
+
+def is_mapped(tensor: Tensor) -> bool:
+    """Whether torch.func.vmap maps over this tensor."""
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            return True
+        tensor = functorch.get_unwrapped(tensor)
+    return False
+
+
+def backward_keeps_graph() -> bool:
+    """Whether the backward pass under way was called with retain_graph=True."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def trace(
+    function: Callable[..., Any], inputs: Sequence[Tensor], decompositions: dict[Any, Any] | None
+) -> torch.fx.GraphModule:
+    """The operations of a function as an fx graph, common subexpressions merged."""
+    from torch._functorch.compile_utils import fx_graph_cse
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    graph = make_fx(function, decomposition_table=decompositions)(*inputs)
+    graph.graph = fx_graph_cse(graph.graph)
+    return graph
+
+
+def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
+    """A traced graph compiled by TorchInductor."""
+    return torch._inductor.compile(graph, list(inputs))  # pyright: ignore[reportReturnType]

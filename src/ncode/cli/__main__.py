@@ -1,7 +1,0 @@
-"""`python -m ncode.cli` is `ncode`."""
-
-import sys
-
-from .main import main
-
-sys.exit(main())

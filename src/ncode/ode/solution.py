@@ -1,0 +1,142 @@
+"""What `solve` returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, Status
+from .field import State
+from .step import evaluate
+
+
+@dataclass
+class Stats:
+    """Costs of a solve, a sample each (integer tensors of shape (batch,)).
+
+    >>> import torch, ncode
+    >>> x0 = torch.ones(2, 1, requires_grad=True)
+    >>> sol = ncode.solve(lambda t, x, theta: -x, x0, 0.0, 1.0, method="rk4", dt=0.5)
+    >>> sol.stats.steps, sol.stats.rejected
+    (tensor([2, 2], dtype=torch.int32), tensor([0, 0], dtype=torch.int32))
+    >>> sol.x.sum().backward()
+    >>> sol.stats.nfe_backward
+    tensor([8, 8], dtype=torch.int32)
+    """
+
+    nfe: Tensor  # evaluations of the dynamics
+    steps: Tensor  # accepted
+    rejected: Tensor
+    nfe_backward: Tensor | None = None  # evaluations in backward, once it has run
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Dense output: a function of time, of the method's own order.
+
+    `begins` and `ends` are (batch, n): the times at which steps begin and end (equal where a sample stood still).
+
+    >>> import torch, ncode
+    >>> sol = ncode.solve(lambda t, x, theta: 2 * t[:, None], torch.zeros(1, 1), 0.0, 1.0, dense=True)
+    >>> x, = sol.dense(torch.tensor([[0.5, 1.0]]))
+    >>> x.flatten().round(decimals=4)
+    tensor([0.2500, 1.0000])
+    """
+
+    begins: Tensor
+    ends: Tensor
+    states: State
+    coefficients: State
+
+    def __call__(self, t: Tensor) -> State:
+        """Values at t (batch, T): for each leaf (batch, T, ...)."""
+        forward = (self.ends[:, -1] >= self.begins[:, 0])[:, None]
+        sign = torch.where(forward, 1.0, -1.0)
+        ends = (self.ends.detach() * sign).contiguous()
+        index = torch.searchsorted(ends, (t.detach() * sign).contiguous())
+        moved = torch.searchsorted(ends, (self.begins[:, :1].detach() * sign).contiguous(), right=True)
+        index = torch.maximum(index, moved).clamp_max(ends.shape[1] - 1)  # attempts that were refused lead nowhere
+        begin, end = self.begins.gather(1, index), self.ends.gather(1, index)
+        h = end - begin
+        sigma = torch.where(h == 0, 0.0, (t - begin) / torch.where(h == 0, 1.0, h))
+        sample = torch.arange(len(t), device=t.device)[:, None].expand_as(index)
+        out = []
+        for state, coefficient in zip(self.states, self.coefficients, strict=True):
+            z = state[index, sample].flatten(0, 1)
+            powers = coefficient[index, sample].flatten(0, 1)
+            (value,) = evaluate((z,), (powers,), sigma.reshape(-1, 1))
+            out.append(value.reshape(*t.shape, *value.shape[2:]))
+        return tuple(out)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The solution of a batch of controlled initial value problems.
+
+    `x`, `theta` and `cost` are at t1, (batch, ...); `ts`, `xs` and `thetas` at the saved times, (batch, T, ...). With
+    `dense=True` the solution is a function of time: `sol(t)` is x at one time for all, and with t of shape (T,) or
+    (batch, T) it is (batch, T, ...).
+
+    >>> import torch, ncode
+    >>> x0 = torch.ones(3, 2)
+    >>> sol = ncode.solve(lambda t, x, theta: theta - x, x0, 0.0, 1.0, theta=x0, save_at=[0.0, 0.5, 1.0], dense=True)
+    >>> sol.x.shape, sol.xs.shape, sol(0.25).shape, bool(sol.ok.all())
+    (torch.Size([3, 2]), torch.Size([3, 3, 2]), torch.Size([3, 2]), True)
+    """
+
+    x: Tensor
+    theta: Any
+    cost: Tensor | None
+    ts: Tensor | None
+    xs: Tensor | None
+    thetas: Any
+    stats: Stats
+    codes: Tensor = field(repr=False)  # (batch,): each sample's status as a number
+    t: Tensor = field(repr=False)  # (batch,): the time each sample reached
+    dense: Dense | None = field(default=None, repr=False)
+    interval: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    @cached_property
+    def status(self) -> tuple[Status, ...]:
+        """How each sample ended."""
+        return tuple(map(Status, self.codes.tolist()))
+
+    @property
+    def ok(self) -> Tensor:
+        """(batch,): which samples reached t1."""
+        return self.codes == Status.OK
+
+    def __call__(self, t: float | Tensor) -> Tensor:
+        """x at any time between t0 and t1 (needs `dense=True`)."""
+        if self.interval is None:
+            raise InputError("this solution keeps no dense output: ask for it with solve(..., dense=True)")
+        batch = len(self.x)
+        t0, t1 = self.interval
+        at = torch.as_tensor(t, device=t0.device).to(t0.dtype)
+        if at.dim() > 2 or (at.dim() == 2 and len(at) != batch):
+            raise InputError(
+                f"times of shape {tuple(at.shape)}; a solution takes one time, (T,) for all samples,"
+                f" or ({batch}, T) with a sample's own"
+            )
+        times = at.expand(batch, at.shape[-1]) if at.dim() else at.expand(batch, 1)
+        low, high = torch.minimum(t0, t1)[:, None], torch.maximum(t0, t1)[:, None]
+        slack = 1e-6 * (high - low)
+        if bool(((times < low - slack) | (times > high + slack) | times.isnan()).any()):
+            raise InputError(
+                f"a time outside of the solved interval [{float(low.min()):.6g}, {float(high.max()):.6g}]:"
+                f" given {float(times.min()):.6g} to {float(times.max()):.6g}"
+            )
+        times = torch.minimum(torch.maximum(times, low), high)
+        value = (
+            self.x[:, None].expand(-1, times.shape[1], *self.x.shape[1:])
+            if self.dense is None
+            else self.dense(times)[0]
+        )
+        # A sample that failed has no values beyond the time that it reached.
+        beyond = ((times - t0[:, None]).abs() > (self.t - t0)[:, None].abs()) & ~self.ok[:, None]
+        value = torch.where(beyond.reshape(*beyond.shape, *[1] * (value.dim() - 2)), torch.nan, value)
+        return value if at.dim() else value[:, 0]

@@ -1,0 +1,251 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import ncode
+from ncode import InputError
+from ncode.closed_forms.plastic import episode
+from ncode.ode import METHODS
+
+from ..ode.meter import Meter
+from ..ode.systems import DOUBLE, close
+
+every_formulation = pytest.mark.parametrize("formulation", ["vectors", "matrix"])
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+def problem(batch=3, presentations=4, n=5, dtype=DOUBLE, scale=0.5):
+    """Stimuli, theta_0 and mu, all wanting gradients."""
+    stimuli = torch.randn(batch, presentations, n, dtype=dtype)
+    return [leaf.requires_grad_() for leaf in (stimuli, *(scale * torch.randn(2, n, n, dtype=dtype)))]
+
+
+def generic(stimuli, theta0, mu, *, duration=0.5, dt, method, rho=torch.tanh, decay=0.0):
+    """The ends and theta at the end, by one solve a presentation with theta as part of the state."""
+    theta, ends = theta0.expand(len(stimuli), *theta0.shape[-2:]), []
+    for x0 in stimuli.unbind(1):
+        solution = ncode.solve(
+            lambda t, x, theta: rho((theta @ x[..., None])[..., 0]),
+            x0,
+            0.0,
+            duration,
+            theta=theta,
+            feedback=lambda t, x, theta: mu * (x[:, :, None] * x[:, None]) - decay * theta,
+            method=method,
+            dt=dt,
+        )
+        theta = solution.theta
+        ends.append(solution.x)
+    return torch.stack(ends, 1), theta
+
+
+def loss(ends, theta):
+    return (ends.sin() * torch.arange(1, ends.shape[1] + 1)[:, None]).sum() + theta.cos().sum()
+
+
+@every_formulation
+@every_method
+@pytest.mark.parametrize("dt", [0.5, 0.2])  # 0.2 leaves a shorter step at the end
+@pytest.mark.parametrize("decay", [0.0, 0.7])
+def test_values_and_gradients_are_those_of_the_solver(formulation, method, dt, decay):
+    inputs, rate = problem(), torch.tensor(decay, dtype=DOUBLE, requires_grad=True)
+    ours = episode(*inputs, dt=dt, method=method, decay=rate, formulation=formulation)
+    theirs = generic(*inputs, dt=dt, method=method, decay=rate)
+    close((ours.xs, ours.trace.theta()), theirs, rtol=1e-13, atol=1e-13)
+    close(ours.x, theirs[0][:, -1], rtol=1e-13, atol=1e-13)
+    got = torch.autograd.grad(loss(ours.xs, ours.trace.theta()), [*inputs, rate])
+    expected = torch.autograd.grad(loss(*theirs), [*inputs, rate])
+    close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@every_formulation
+@every_method
+def test_single_precision_is_equal_to_the_solver_up_to_rounding(formulation, method):
+    inputs = problem(n=40, dtype=torch.float32, scale=0.1)
+    ours = episode(*inputs, dt=0.25, method=method, formulation=formulation)
+    ends, theta = generic(*inputs, dt=0.25, method=method)
+    close((ours.xs, ours.trace.theta()), (ends, theta), rtol=1e-5, atol=1e-6)
+
+
+@every_formulation
+def test_gradients_are_those_of_finite_differences(formulation):
+    stimuli, theta0, mu = problem(batch=2, presentations=2, n=3)
+    decay = torch.tensor(0.3, dtype=DOUBLE, requires_grad=True)
+
+    def run(stimuli, theta0, mu, decay):
+        shown = episode(stimuli, theta0, mu, steps=1, decay=decay, formulation=formulation)
+        return shown.xs, shown.trace.theta()
+
+    assert torch.autograd.gradcheck(run, (stimuli, theta0, mu, decay))
+
+
+@every_formulation
+def test_gradients_reach_what_rho_is_made_of(formulation):
+    inputs, layer = problem(), nn.Linear(5, 5, dtype=DOUBLE)
+    gain = torch.randn(5, dtype=DOUBLE, requires_grad=True)
+    computed = gain.exp()
+
+    def rho(v):
+        return computed * torch.tanh(layer(v))
+
+    wanted = [*inputs, *layer.parameters(), gain]
+    ours = episode(*inputs, steps=2, rho=rho, formulation=formulation)
+    theirs = generic(*inputs, dt=0.25, method="rk4", rho=rho)
+    got = torch.autograd.grad(loss(ours.xs, ours.trace.theta()), wanted, retain_graph=True)
+    close(got, torch.autograd.grad(loss(*theirs), wanted), rtol=1e-11, atol=1e-12)
+
+
+@every_formulation
+def test_only_what_wants_a_gradient_gets_one(formulation):
+    for number in range(3):
+        inputs = [leaf.detach().requires_grad_(i == number) for i, leaf in enumerate(problem())]
+        episode(*inputs, steps=1, formulation=formulation).x.sum().backward()
+        assert [leaf.grad is not None for leaf in inputs] == [i == number for i in range(3)]
+
+
+def test_without_gradients_there_is_no_graph():
+    stimuli, theta0, mu = (leaf.detach() for leaf in problem())
+    mu.requires_grad_()
+    assert not episode(stimuli, theta0, mu.detach(), steps=1).x.requires_grad
+    with torch.no_grad():
+        assert not episode(stimuli, theta0, mu, steps=1).x.requires_grad
+
+
+@every_formulation
+def test_a_constant_rho_moves_x_and_has_no_gradient(formulation):
+    stimuli, theta0, mu = problem()
+    shown = episode(stimuli, theta0, mu, steps=1, rho=torch.ones_like, formulation=formulation)
+    close(shown.xs, stimuli + 0.5)
+    close(torch.autograd.grad(shown.x.sum(), stimuli)[0][:, -1], torch.ones(3, 5, dtype=DOUBLE))
+
+
+@every_formulation
+def test_an_episode_can_be_cut_in_two(formulation):
+    stimuli, theta0, mu = problem(presentations=5)
+    how = {"steps": 2, "decay": 0.4, "formulation": formulation}
+    whole = episode(stimuli, theta0, mu, **how)
+    first = episode(stimuli[:, :2], theta0, mu, **how)
+    second = episode(stimuli[:, 2:], first.trace.theta(), mu, **how)
+    close(torch.cat([first.xs, second.xs], 1), whole.xs, rtol=1e-12)
+    close(second.trace.theta(), whole.trace.theta(), rtol=1e-12)
+    inputs = [stimuli, theta0, mu]
+    close(*(torch.autograd.grad(e.x.sin().sum(), inputs) for e in (second, whole)), rtol=1e-10, atol=1e-12)
+
+
+def test_theta_times_a_vector_needs_no_theta():
+    shown = episode(*problem(), steps=2, decay=0.1)
+    x = torch.randn(3, 5, dtype=DOUBLE)
+    close(shown.trace.times(x), (shown.trace.theta() @ x[..., None])[..., 0])
+
+
+@every_formulation
+def test_a_sample_does_not_depend_on_its_companions(formulation):
+    stimuli, theta0, mu = problem(batch=4)
+    alone = episode(stimuli[:1], theta0, mu, steps=1, formulation=formulation).xs
+    close(episode(stimuli, theta0, mu, steps=1, formulation=formulation).xs[:1], alone, rtol=1e-13, atol=1e-14)
+    with torch.no_grad():
+        stimuli[1:] = torch.nan_to_num(1e300 * stimuli[1:])
+    close(episode(stimuli, theta0, mu, steps=1, formulation=formulation).xs[:1], alone, rtol=1e-13, atol=1e-14)
+
+
+@given(
+    batch=st.integers(0, 3),
+    presentations=st.integers(1, 4),
+    n=st.integers(1, 6),
+    steps=st.integers(1, 3),
+    method=st.sampled_from(sorted(METHODS)),
+    own=st.booleans(),
+    formulation=st.sampled_from(["auto", "vectors", "matrix"]),
+)
+def test_any_shape_works(batch, presentations, n, steps, method, own, formulation):
+    stimuli, theta0, mu = problem(batch, presentations, n)
+    start = theta0.expand(batch, n, n) if own else theta0
+    shown = episode(stimuli, start, mu, steps=steps, method=method, formulation=formulation)
+    assert shown.x.shape == (batch, n)
+    assert shown.xs.shape == (batch, presentations, n)
+    assert shown.trace.theta().shape == (batch, n, n)
+    assert shown.trace.times(stimuli[:, 0]).shape == (batch, n)
+    shown.x.sum().backward()
+    assert all(leaf.grad is not None and leaf.grad.shape == leaf.shape for leaf in (stimuli, theta0, mu))
+    if batch:
+        close(shown.xs, generic(stimuli, start, mu, dt=0.5 / steps, method=method)[0], rtol=1e-12, atol=1e-13)
+
+
+def measured(n, presentations, batch=16):
+    stimuli, theta0, mu = problem(batch, presentations, n, torch.float32, 0.01)
+    with Meter() as meter:
+        episode(stimuli, theta0, mu, steps=1).x.sum().backward()
+    return meter
+
+
+def test_memory_never_grows_with_n_squared_a_sample():
+    batch, n = 16, 300
+    meter = measured(n, presentations=2, batch=batch)
+    assert max(meter.made) <= 4 * n * n
+    assert meter.peak < 4 * batch * n * n / 2
+
+
+def test_memory_grows_with_the_number_of_stages_and_not_with_its_square():
+    n = 20
+    few, many = measured(n, presentations=10), measured(n, presentations=20)
+    assert many.peak < 2.2 * few.peak
+    stages = 20 * 4
+    assert many.peak < 20 * 4 * 16 * n * stages
+
+
+def test_asking_for_a_second_derivative_gets_a_sentence():
+    stimuli, theta0, mu = problem()
+    (first,) = torch.autograd.grad(episode(stimuli, theta0, mu, steps=1).x.sum(), mu, create_graph=True)
+    with pytest.raises(InputError, match="second derivative of an episode"):
+        first.sum().backward()
+
+
+def test_autocast_does_not_coarsen_it():
+    inputs = problem(dtype=torch.float32)
+    plain = episode(*inputs, steps=1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        cast = episode(*inputs, steps=1)
+    assert torch.equal(cast.x, plain.x)
+    close(*(torch.autograd.grad(shown.x.sum(), inputs) for shown in (cast, plain)), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"stimuli": torch.zeros(2, 3)}, r"stimuli must be real and of shape \(batch, P, n\)"),
+        ({"stimuli": [[1.0]]}, "given list"),
+        ({"stimuli": torch.zeros(2, 0, 3)}, "stimuli must be real"),
+        ({"stimuli": torch.zeros(2, 1, 3, dtype=torch.complex64)}, "stimuli must be real"),
+        ({"stimuli": torch.zeros(2, 1, 3, dtype=torch.float16)}, "too coarse"),
+        ({"stimuli": torch.full((2, 1, 3), torch.nan)}, "stimuli is not finite"),
+        (
+            {"theta0": torch.zeros(3, 4)},
+            r"theta0 must be \(3, 3\) or \(2, 3, 3\) for stimuli of 3 elements; given \(3, 4\)",
+        ),
+        ({"mu": torch.zeros(2, 3, 3)}, r"mu must be \(3, 3\)"),
+        ({"mu": torch.zeros(3, 3, dtype=DOUBLE)}, "mu must be torch.float32 on cpu like the stimuli"),
+        ({"mu": 1.0}, "mu must be a tensor; given float"),
+        ({"mu": torch.full((3, 3), torch.inf)}, "mu is not finite"),
+        ({"steps": None}, "give either a step size dt or the number of steps"),
+        ({"dt": 0.1}, "give either a step size dt or the number of steps"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"steps": 1.5}, "steps must be a whole number"),
+        ({"steps": None, "dt": 0.0}, "dt must be above 0"),
+        ({"duration": -1.0}, "duration must be above 0"),
+        ({"duration": math.nan}, "duration must be a finite number"),
+        ({"formulation": "vector"}, 'did you mean "vectors"'),
+        ({"method": "rk5"}, 'did you mean "rk4"'),
+        ({"decay": -1.0}, "decay must be at least 0"),
+        ({"decay": torch.zeros(2)}, "decay must be a number or a tensor"),
+        ({"rho": lambda v: v[:, :1]}, "it must keep both"),
+        ({"rho": lambda v: v.double()}, "it must keep both"),
+    ],
+)
+def test_bad_input_gets_a_sentence(change, message):
+    good = {"stimuli": torch.zeros(2, 1, 3), "theta0": torch.zeros(3, 3), "mu": torch.zeros(3, 3), "steps": 1}
+    with pytest.raises(InputError, match=message):
+        episode(**{**good, **change})
