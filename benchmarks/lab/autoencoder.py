@@ -20,7 +20,7 @@ from ncode_lab.experiments.autoencode import Autoencode
 from ncode_lab.experiments.coding_recipes import PAPER
 from ncode_lab.experiments.coding_task import Code
 from ncode_lab.training import RunOptions, Trial
-from ncode_lab.training.device import start
+from ncode_lab.training.devices import start_fabric
 from ncode_lab.training.engine import Engine
 from torch import Tensor
 
@@ -56,7 +56,7 @@ def measure(kind: str, given: argparse.Namespace) -> dict[str, str | float]:
     settings = Autoencode(**{**PAPER, **own})
     images = draw_shapes(8 * given.batch, generator=0)
     task = Code(settings, Trial(kind, "drawn", 0), ImageSets(images, images))
-    fabric = start(RunOptions(device=given.device, precision="bf16", graph=cuda))
+    fabric = start_fabric(RunOptions(device=given.device, precision="bf16", graph=cuda))
     engine = Engine(task, fabric, graph=cuda)
     generator = torch.Generator(fabric.device).manual_seed(0)
 

@@ -9,7 +9,9 @@ import torch
 
 
 @contextlib.contextmanager
-def tf32(enabled: bool, *, matmul: bool = False) -> Iterator[None]:
+def tf32(
+    enabled: bool, *, matmul: bool = False, autotune: bool | None = None, device: torch.device | None = None
+) -> Iterator[None]:
     """Allow or forbid TF32 within a `with` block, and restore the previous state afterwards.
 
     TF32 rounds the factors of a float32 product to 10 bits; tensor cores then take a fraction of the time. PyTorch
@@ -18,6 +20,10 @@ def tf32(enabled: bool, *, matmul: bool = False) -> Iterator[None]:
     Args:
         enabled: Whether cuDNN may use TF32 in convolutions.
         matmul: Apply the choice to matrix products too. Default: leave them as they are.
+        autotune: Whether cuDNN times its convolutions once and takes the fastest, which pays off if all batches have
+            one size. Default: leave it as it is.
+        device: The device that computes; unless it is a CUDA device, nothing is changed. Default: change the settings
+            whatever the device.
 
     >>> import torch
     >>> from ncode_lab.precision import tf32
@@ -27,14 +33,19 @@ def tf32(enabled: bool, *, matmul: bool = False) -> Iterator[None]:
     >>> torch.backends.cudnn.allow_tf32
     True
     """
+    if device is not None and device.type != "cuda":
+        yield
+        return
     # The older switches, since the library reads them: they raise once the newer ones (`fp32_precision`) disagree.
-    convolutions, products = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    torch.backends.cudnn.allow_tf32 = enabled
+    cudnn = torch.backends.cudnn
+    convolutions, benchmark, products = cudnn.allow_tf32, cudnn.benchmark, torch.get_float32_matmul_precision()
+    cudnn.allow_tf32 = enabled
+    cudnn.benchmark = benchmark if autotune is None else autotune
     if matmul:
         torch.set_float32_matmul_precision("high" if enabled else "highest")
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = convolutions
+        cudnn.allow_tf32, cudnn.benchmark = convolutions, benchmark
         if matmul:
             torch.set_float32_matmul_precision(products)

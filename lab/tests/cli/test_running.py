@@ -145,7 +145,7 @@ def test_resume_with_another_setting_is_refused(tmp_path, capsys):
 
 
 def test_a_run_that_cannot_go_on_ends_with_its_sentence(tmp_path, capsys, monkeypatch):
-    def fail(self, trial, desk):
+    def fail(self, trial, context):
         raise RunError("the loss is not finite at step 4")
 
     monkeypatch.setattr(Reflection, "run", fail)

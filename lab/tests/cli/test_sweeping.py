@@ -37,10 +37,10 @@ def test_a_point_that_crashes_does_not_end_the_sweep_and_is_tried_again(tmp_path
     words = ("--grid", "models=node", "hidden=4,5,6", "--out", str(tmp_path))
     whole = Reflection.run
 
-    def crash(self, trial, desk):
+    def crash(self, trial, context):
         if self.hidden == 5:
             raise RuntimeError("out of luck")
-        return whole(self, trial, desk)
+        return whole(self, trial, context)
 
     monkeypatch.setattr(Reflection, "run", crash)
     assert sweep(*words) == 0
@@ -96,7 +96,7 @@ def test_a_number_of_another_question_is_not_taken_for_an_answer(other, tmp_path
 
 
 def test_a_run_that_another_grid_left_unfinished_is_not_gone_on_with(tmp_path, capsys, monkeypatch):
-    def crash(self, trial, desk):
+    def crash(self, trial, context):
         raise RuntimeError("out of luck")
 
     with monkeypatch.context() as patch:

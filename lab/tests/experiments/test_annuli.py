@@ -12,8 +12,8 @@ from ncode_lab.experiments.annuli import Annuli, Separate, build_within, draw_po
 from ncode_lab.experiments.annuli_models import MODELS, build
 from ncode_lab.experiments.annuli_views import circle, flows
 from ncode_lab.experiments.base import Finished
-from ncode_lab.training import Desk, Result, RunOptions, Trial
-from ncode_lab.training.device import start
+from ncode_lab.training import Result, RunOptions, Trial, TrialContext
+from ncode_lab.training.devices import start_fabric
 
 from ncode import InputError
 from ncode.block import from_pretrained
@@ -21,19 +21,19 @@ from ncode.block import from_pretrained
 SMOKE = Annuli.preset("smoke")
 
 
-def desk_for(trial: Trial, folder: Path, **options) -> Desk:
+def context_for(trial: Trial, folder: Path, **options) -> TrialContext:
     told = RunOptions(device="cpu", quiet=True, **options)
     (folder / trial.name).mkdir()
-    return Desk(start(told), folder / trial.name, trial, "smoke", told)
+    return TrialContext(start_fabric(told), folder / trial.name, trial, "smoke", told)
 
 
 def finish(experiment: Annuli, trial: Trial, folder: Path) -> Finished:
-    desk = desk_for(trial, folder)
-    metrics = experiment.run(trial, desk)
+    context = context_for(trial, folder)
+    metrics = experiment.run(trial, context)
     about = dict.fromkeys(("device", "commit", "command"), "")
-    numbers = ("smoke", trial.seed, {}, metrics, desk.parameters, 1.0)
-    result = Result("annuli", trial.model, trial.dataset, *numbers, versions={}, curves=desk.curves(), **about)
-    return Finished(trial, result, desk.folder)
+    numbers = ("smoke", trial.seed, {}, metrics, context.parameters, 1.0)
+    result = Result("annuli", trial.model, trial.dataset, *numbers, versions={}, curves=context.curves(), **about)
+    return Finished(trial, result, context.folder)
 
 
 def train(task: Separate, steps: int) -> None:
@@ -169,11 +169,11 @@ def test_both_points_meet_one_field_in_a_node_and_two_under_open_loop_control():
 
 def test_a_kept_model_reads_points_as_the_trained_one_did(tmp_path):
     trial = Trial("closed-loop", "annuli", 0)
-    desk = desk_for(trial, tmp_path, save=True)
-    metrics = SMOKE.run(trial, desk)
+    context = context_for(trial, tmp_path, save=True)
+    metrics = SMOKE.run(trial, context)
     points = draw_points(SMOKE, 0, "test")
     with torch.no_grad():
-        logits = from_pretrained(desk.folder / "pretrained")(points.x)[:, 0]
+        logits = from_pretrained(context.folder / "pretrained")(points.x)[:, 0]
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, points.y.float())
     assert float(loss) == pytest.approx(metrics["loss"], rel=1e-4)
 

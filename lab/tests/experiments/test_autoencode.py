@@ -9,13 +9,14 @@ from ncode_lab.data import Images, draw_digits
 from ncode_lab.experiments.autoencode import Autoencode, orbit, principal_error
 from ncode_lab.experiments.cluster import Cluster
 from ncode_lab.experiments.coding import as_bytes, as_numbers, decode, encode
-from ncode_lab.experiments.coding_task import Code, HalveOnPlateau, errors
+from ncode_lab.experiments.coding_task import Code, errors
 from ncode_lab.experiments.generate import Generate
 from ncode_lab.experiments.interpolate import Interpolate
 from ncode_lab.experiments.runner import run
 from ncode_lab.metrics import Inception
 from ncode_lab.models.autoencoder_family import KINDS, build_autoencoder
 from ncode_lab.training import RunOptions, Trial
+from ncode_lab.training.schedules import HalveOnPlateau
 from safetensors.torch import save_file
 from torch.nn.functional import mse_loss
 
@@ -154,7 +155,7 @@ def test_the_learning_rate_is_halved_on_plateaus_only_and_goes_on_from_a_saved_s
             schedule.load_state_dict(state)
         for error in errors:
             optimiser.step()
-            schedule.seen(error)
+            schedule.observe(error)
             schedule.step()
         return schedule
 

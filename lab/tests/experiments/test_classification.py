@@ -10,8 +10,8 @@ from ncode_lab.experiments.classification_task import Classify
 from ncode_lab.experiments.clock import StepClock
 from ncode_lab.figures.classification import course_of, draw_classification
 from ncode_lab.models.classifier_score import measure
-from ncode_lab.training import Desk, Result, RunOptions, Trial
-from ncode_lab.training.device import start
+from ncode_lab.training import Result, RunOptions, Trial, TrialContext
+from ncode_lab.training.devices import start_fabric
 
 from ncode import InputError
 from ncode.models.classifier import ImageClassifier
@@ -32,10 +32,10 @@ def drawn() -> ImageSets:
     return ImageSets(draw_digits(200, generator=0), draw_digits(40, generator=1, split="test"))
 
 
-def desk_for(trial: Trial, folder: Path, save: bool = False) -> Desk:
+def context_for(trial: Trial, folder: Path, save: bool = False) -> TrialContext:
     options = RunOptions(device="cpu", quiet=True, save=save)
     (folder / trial.name).mkdir()
-    return Desk(start(options), folder / trial.name, trial, "smoke", options)
+    return TrialContext(start_fabric(options), folder / trial.name, trial, "smoke", options)
 
 
 def task_for(drawn: ImageSets, model: str = "ncode", seed: int = 0, **changes) -> Classify:
@@ -49,18 +49,18 @@ def as_set(images: Images) -> set[bytes]:
 def test_the_smoke_form_runs_and_draws(tmp_path):
     finished = []
     for trial in SMOKE.trials([0, 1]):
-        desk = desk_for(trial, tmp_path)
-        metrics = SMOKE.run(trial, desk)
+        context = context_for(trial, tmp_path)
+        metrics = SMOKE.run(trial, context)
         assert {column.metric for column in SMOKE.columns} - {"seconds an epoch"} <= set(metrics)
         assert 0 <= metrics["accuracy"] <= 1
         about = dict.fromkeys(("device", "commit", "command"), "")
         result = Result(
-            *("classification", trial.model, trial.dataset, "smoke", trial.seed, {}, metrics, desk.parameters, 1.0),
+            *("classification", trial.model, trial.dataset, "smoke", trial.seed, {}, metrics, context.parameters, 1.0),
             versions={},
-            curves=desk.curves(),
+            curves=context.curves(),
             **about,
         )
-        finished.append(Finished(trial, result, desk.folder))
+        finished.append(Finished(trial, result, context.folder))
     (picture,) = SMOKE.figures(finished)
     picture.figure.savefig(tmp_path / "figure.png")
     assert [text.get_text() for text in picture.figure.legends[0].get_texts()] == ["anode", "ncode"]
@@ -228,17 +228,17 @@ def test_running_costs_add_to_the_loss(drawn):
 def test_a_model_learns_digits_that_are_drawn(tmp_path):
     settings = replace(SMOKE, models=("ncode",), images=1000, epochs=4, lr=5e-3, regime="modern")
     (trial,) = settings.trials([0])
-    desk = desk_for(trial, tmp_path)
-    metrics = settings.run(trial, desk)
+    context = context_for(trial, tmp_path)
+    metrics = settings.run(trial, context)
     assert metrics["accuracy"] > 0.3
-    assert metrics["loss"] < desk.curves()["train loss"][0]
+    assert metrics["loss"] < context.curves()["train loss"][0]
 
 
 @pytest.mark.parametrize("count", [0, 7])
 def test_kept_weights_give_the_reported_accuracy_of_as_many_test_images_as_asked_for(count, tmp_path):
     settings = replace(SMOKE, models=("ncode",), solver="dopri5", test_images=count)
     (trial,) = settings.trials([0])
-    metrics = settings.run(trial, desk_for(trial, tmp_path, save=True))
+    metrics = settings.run(trial, context_for(trial, tmp_path, save=True))
     again = ImageClassifier.from_pretrained(tmp_path / trial.name / "pretrained")
     test = load("mnist", "no-such-folder", fallback=True).test
     test = test.take(slice(0, count or len(test)))
@@ -256,11 +256,11 @@ def test_the_epoch_is_chosen_by_held_out_images_and_what_is_reported_is_its_own(
     # So large a rate that accuracy goes up and down.
     settings = replace(SMOKE, models=("ncode",), epochs=6, lr=0.03)
     (trial,) = settings.trials([0])
-    desk = desk_for(trial, tmp_path, save=True)
-    metrics = settings.run(trial, desk)
-    seen = desk.curves()["evaluation accuracy"]
+    context = context_for(trial, tmp_path, save=True)
+    metrics = settings.run(trial, context)
+    seen = context.curves()["evaluation accuracy"]
     assert metrics["held-out accuracy"] == max(seen)
-    again = ImageClassifier.from_pretrained(desk.folder / "pretrained")
+    again = ImageClassifier.from_pretrained(context.folder / "pretrained")
     task = Classify(settings, trial, load("mnist", "no-such-folder", fallback=True))
     found = measure(again, task.held_out.images, task.held_out.labels, settings.batch)
     assert found["accuracy"] == metrics["held-out accuracy"]

@@ -240,8 +240,8 @@ def test_samples_do_not_depend_on_the_units_of_a_models_codes(tmp_path, monkeypa
     settings = smoke(source=str(source), models=("ae",))
     plain = results(run(settings, "smoke", options))["ae"]["metrics"]
 
-    def rescaled(self, trial, desk, trained=Generate.trained):
-        found = trained(self, trial, desk)
+    def rescaled(self, trial, context, trained=Generate.trained):
+        found = trained(self, trial, context)
         with torch.no_grad():
             factors, scale = torch.logspace(-3, 2, found.model.code.out_features), found.model.decoder.scale
             for each in (found.model.code.weight.T, found.model.code.bias, scale.running_mean):

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ncode_lab.data import oscillation
 from ncode_lab.experiments.base import Finished
 from ncode_lab.experiments.vanderpol import FitOscillation, Oscillator, VanDerPol, record, score
-from ncode_lab.training import Desk, Result, RunOptions, Trial
-from ncode_lab.training.device import start
+from ncode_lab.training import Result, RunOptions, Trial, TrialContext
+from ncode_lab.training.devices import start_fabric
 
 from ncode import InputError
 
@@ -20,12 +20,12 @@ SMOKE = VanDerPol.preset("smoke")
 def finish(experiment: VanDerPol, trial: Trial, folder: Path) -> Finished:
     options = RunOptions(device="cpu", quiet=True)
     (folder / trial.name).mkdir()
-    desk = Desk(start(options), folder / trial.name, trial, "smoke", options)
-    metrics = experiment.run(trial, desk)
+    context = TrialContext(start_fabric(options), folder / trial.name, trial, "smoke", options)
+    metrics = experiment.run(trial, context)
     about = dict.fromkeys(("device", "commit", "command"), "")
-    numbers = ("smoke", trial.seed, {}, metrics, desk.parameters, 1.0)
-    result = Result("vanderpol", trial.model, trial.dataset, *numbers, versions={}, curves=desk.curves(), **about)
-    return Finished(trial, result, desk.folder)
+    numbers = ("smoke", trial.seed, {}, metrics, context.parameters, 1.0)
+    result = Result("vanderpol", trial.model, trial.dataset, *numbers, versions={}, curves=context.curves(), **about)
+    return Finished(trial, result, context.folder)
 
 
 def train(task: FitOscillation) -> None:

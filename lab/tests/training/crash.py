@@ -15,7 +15,7 @@ import torch
 from ncode_lab.training.log import MetricsLog
 from safetensors.torch import load_file
 
-from .tiny import Tiny, desk_at, same, train
+from .tiny import Tiny, context_at, same, train
 
 
 class Killer:
@@ -58,9 +58,11 @@ def life(folder, moment):
     if process == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         Killer(moment)
-        desk = desk_at(folder)
-        model = desk.fit(Tiny(scores=(0.9, 0.5)))
-        desk.keep("weights", **model.state_dict(), best=torch.tensor([desk.final["best step"], desk.final["error"]]))
+        context = context_at(folder)
+        model = context.fit(Tiny(scores=(0.9, 0.5)))
+        context.save_tensors(
+            "weights", **model.state_dict(), best=torch.tensor([context.final["best step"], context.final["error"]])
+        )
         os._exit(0)
     status = os.waitpid(process, 0)[1]
     if not os.WIFSIGNALED(status) and os.waitstatus_to_exitcode(status):

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from ncode import InputError
 
-from .tiny import Tiny, desk_at, same, train
+from .tiny import Tiny, context_at, same, train
 
 
 class Watched(Tiny):
@@ -41,22 +41,22 @@ class Watched(Tiny):
     ],
 )
 def test_the_best_evaluation_and_its_weights_are_what_is_left(tmp_path, keep_best, scores, step):
-    desk, task = desk_at(tmp_path), Watched(keep_best, scores=scores)
-    model = desk.fit(task)
+    context, task = context_at(tmp_path), Watched(keep_best, scores=scores)
+    model = context.fit(task)
     assert same(model.state_dict(), task.evaluated[step])
-    assert desk.final["best step"] == step
-    assert desk.final["score"] == scores[step // 3 - 1]
+    assert context.final["best step"] == step
+    assert context.final["score"] == scores[step // 3 - 1]
     # Curves are those of the training as it was.
-    assert desk.curves()["evaluation step"] == [3, 6, 9]
+    assert context.curves()["evaluation step"] == [3, 6, 9]
     # Whoever takes the weights of the last checkpoint has the best ones.
     assert same(load_file(tmp_path / "checkpoints" / "model" / "step-000009" / WEIGHTS), model.state_dict())
 
 
 def test_where_no_evaluation_gives_a_number_the_last_weights_stay(tmp_path):
-    desk, task = desk_at(tmp_path), Watched(scores=(math.nan,) * 3)
-    assert same(desk.fit(task).state_dict(), task.evaluated[9])
-    assert math.isnan(desk.final["best step"])
-    assert desk.final["error"] > 0
+    context, task = context_at(tmp_path), Watched(scores=(math.nan,) * 3)
+    assert same(context.fit(task).state_dict(), task.evaluated[9])
+    assert math.isnan(context.final["best step"])
+    assert context.final["error"] > 0
 
 
 def test_keeping_the_best_does_not_change_the_training(tmp_path):
@@ -77,9 +77,9 @@ def test_a_stopped_run_ends_with_the_same_best_weights(tmp_path, stop):
     finals = []
     # Gone on with, and then only loaded.
     for _ in range(2):
-        desk = desk_at(tmp_path / "cut")
-        assert same(desk.fit(Tiny(steps=9, scores=scores)).state_dict(), whole)
-        finals.append(desk.final)
+        context = context_at(tmp_path / "cut")
+        assert same(context.fit(Tiny(steps=9, scores=scores)).state_dict(), whole)
+        finals.append(context.final)
     assert finals[0] == finals[1]
     assert finals[0]["best step"] == 3
 
@@ -100,7 +100,7 @@ def test_weights_are_put_back_in_place(tmp_path):
             places.append([each.data_ptr() for each in model.state_dict().values()])
             return super().evaluate(model)
 
-    model = desk_at(tmp_path).fit(Placed(scores=(0.9, 0.5, 0.1)))
+    model = context_at(tmp_path).fit(Placed(scores=(0.9, 0.5, 0.1)))
     places.append([each.data_ptr() for each in model.state_dict().values()])
     assert all(each == places[0] for each in places)
 
@@ -114,7 +114,7 @@ def test_a_checkpoint_has_no_best_weights_unless_asked_for(tmp_path):
 @pytest.mark.parametrize(("name", "hint"), [("scores", "; did you mean 'score'"), ("-accuracy", "$")])
 def test_a_name_that_evaluate_does_not_return_is_told_so(tmp_path, name, hint):
     with pytest.raises(InputError, match=f"evaluate returns only: error, score{hint}"):
-        desk_at(tmp_path).fit(Watched(name, scores=(0.1, 0.2, 0.3)))
+        context_at(tmp_path).fit(Watched(name, scores=(0.1, 0.2, 0.3)))
 
 
 def test_there_must_be_evaluations_to_choose_from(tmp_path):
@@ -122,12 +122,12 @@ def test_there_must_be_evaluations_to_choose_from(tmp_path):
         evaluate_every = 0
 
     with pytest.raises(InputError, match="set evaluate_every"):
-        desk_at(tmp_path).fit(Never(scores=(0.5,)))
+        context_at(tmp_path).fit(Never(scores=(0.5,)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 @pytest.mark.parametrize("graph", [False, True])
 def test_the_best_weights_are_kept_on_cuda(tmp_path, graph):
     task = Watched(scores=(0.1, 0.9, 0.5, 0.2), steps=12)
-    model = desk_at(tmp_path, device="cuda", graph=graph).fit(task)
+    model = context_at(tmp_path, device="cuda", graph=graph).fit(task)
     assert same(model.state_dict(), task.evaluated[6])

@@ -7,7 +7,7 @@ from ncode_lab.training import environment
 
 
 def test_a_run_is_described_in_plain_values():
-    told = environment.describe(torch.device("cpu"))
+    told = environment.describe_environment(torch.device("cpu"))
     assert json.loads(json.dumps(told)) == told
     assert {"python", "torch", "ncode", "lightning"} <= told["versions"].keys()
     assert "thread" in told["device"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ncode_lab.training import RunError
-from ncode_lab.training.files import json_text, plain, write_file, write_json
+from ncode_lab.training.files import json_text, to_json_value, write_file, write_json
 
 
 def test_a_full_disk_leaves_the_old_content_and_says_what_to_do(tmp_path, monkeypatch):
@@ -64,5 +64,5 @@ def test_numbers_of_a_list_share_a_line_and_entries_of_a_dict_do_not():
 
 
 def test_plain_keeps_truth_values_apart_from_numbers():
-    assert plain({"a": True, "b": 1}) == {"a": True, "b": 1}
-    assert plain(True) is True
+    assert to_json_value({"a": True, "b": 1}) == {"a": True, "b": 1}
+    assert to_json_value(True) is True

@@ -1,13 +1,13 @@
 import pytest
 import torch
 from ncode_lab.training import Loss, RunError, RunOptions
-from ncode_lab.training.device import start
+from ncode_lab.training.devices import start_fabric
 from ncode_lab.training.graphed import WARM_UP, GraphedStep, where
 from torch import nn
 
 from ncode import InputError
 
-from .tiny import Tiny, desk_at
+from .tiny import Tiny, context_at
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 
@@ -17,7 +17,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUD
 
 def test_a_graph_on_the_cpu_is_refused():
     with pytest.raises(InputError, match="this run is on the CPU: leave it out"):
-        start(RunOptions(device="cpu", graph=True))
+        start_fabric(RunOptions(device="cpu", graph=True))
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_a_graph_of_what_cannot_be_recorded_is_refused(monkeypatch, options, mes
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     with pytest.raises(InputError, match=message):
-        start(RunOptions(graph=True, **options))
+        start_fabric(RunOptions(graph=True, **options))
 
 
 def test_an_optimiser_that_counts_in_python_is_refused():
@@ -192,8 +192,8 @@ class Held(Tiny):
 
 
 def on_cuda(folder, task=Tiny, graph=True, precision="32", steps=12, **told):
-    desk = desk_at(folder, device="cuda", graph=graph, precision=precision)
-    return desk.fit(task(steps=steps, **told)).state_dict()
+    context = context_at(folder, device="cuda", graph=graph, precision=precision)
+    return context.fit(task(steps=steps, **told)).state_dict()
 
 
 def assert_near(first, second):

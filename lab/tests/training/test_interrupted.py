@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from ncode import InputError
 
-from .tiny import Tiny, desk_at, logged, same, script, train
+from .tiny import Tiny, context_at, logged, same, script, train
 
 
 @pytest.fixture(scope="module")
@@ -79,11 +79,11 @@ def test_a_signal_in_the_last_evaluation_is_not_lost(tmp_path, whole):
             return super().evaluate(model)
 
     with pytest.raises(Stopped):
-        desk_at(tmp_path).fit(Asked())
-    desk, task = desk_at(tmp_path), Tiny()
-    assert same(desk.fit(task).state_dict(), whole)
+        context_at(tmp_path).fit(Asked())
+    context, task = context_at(tmp_path), Tiny()
+    assert same(context.fit(task).state_dict(), whole)
     assert task.seen == []
-    assert desk.final["error"] > 0
+    assert context.final["error"] > 0
 
 
 def test_a_second_ctrl_c_stops_at_once_and_handlers_are_given_back(tmp_path):
@@ -101,8 +101,8 @@ def test_a_second_ctrl_c_stops_at_once_and_handlers_are_given_back(tmp_path):
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_is_used(tmp_path, capsys, whole):
     train(tmp_path)
     (tmp_path / "checkpoints" / "model" / "step-000006" / WEIGHTS).write_bytes(b"damaged")
-    desk, task = desk_at(tmp_path), Tiny()
-    model = desk.fit(task)
+    context, task = context_at(tmp_path), Tiny()
+    model = context.fit(task)
     assert task.seen == [4, 5]
     assert "step-000006 is damaged" in capsys.readouterr().err
     assert same(model.state_dict(), whole)
@@ -140,9 +140,9 @@ def test_a_fit_that_had_finished_is_loaded_and_all_that_follows_is_the_same(tmp_
 
     lives = []
     for _ in range(2):
-        desk, task = desk_at(tmp_path), Tiny()
-        model = desk.fit(task)
-        lives.append((model.state_dict(), desk.final, desk.parameters, torch.rand(3).tolist()))
+        context, task = context_at(tmp_path), Tiny()
+        model = context.fit(task)
+        lives.append((model.state_dict(), context.final, context.parameters, torch.rand(3).tolist()))
         assert not model.training
     assert task.seen == []
     assert same(lives[0][0], lives[1][0])
@@ -155,12 +155,12 @@ def test_seconds_are_those_of_all_lives(tmp_path, monkeypatch):
 
     def life(begins, at_step=None):
         now[0] = begins
-        desk = desk_at(tmp_path)
+        context = context_at(tmp_path)
         for name in ("encoder", "decoder"):
             now[0] += 10
-            desk.fit(Tiny(at_step={3: lambda: 1 / 0} if name == at_step else None), name)
+            context.fit(Tiny(at_step={3: lambda: 1 / 0} if name == at_step else None), name)
         now[0] += 1
-        return desk.seconds
+        return context.seconds
 
     with pytest.raises(ZeroDivisionError):
         life(1000.0, at_step="decoder")

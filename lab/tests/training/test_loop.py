@@ -9,7 +9,7 @@ from torch import nn
 
 from ncode import InputError
 
-from .tiny import Tiny, desk_at, same, train
+from .tiny import Tiny, context_at, same, train
 
 
 class Changed(Tiny):
@@ -31,9 +31,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_step(tmp_path):
     def loss(model, batch, step):
         return Loss(model(batch["x"]).mean() * (math.nan if step == 4 else 1.0), {})
 
-    desk = desk_at(tmp_path)
+    context = context_at(tmp_path)
     with pytest.raises(RunError, match="the loss is not finite at step 4: try a smaller learning rate"):
-        desk.fit(Changed(loss))
+        context.fit(Changed(loss))
     # The last checkpoint is from before.
     assert (tmp_path / "checkpoints" / "model" / "step-000002").is_dir()
 
@@ -47,7 +47,7 @@ def test_weights_that_are_not_finite_are_never_saved(tmp_path):
             return None
 
     with pytest.raises(RunError, match="not finite"):
-        desk_at(tmp_path, save_every=1).fit(Explodes(noisy=False))
+        context_at(tmp_path, save_every=1).fit(Explodes(noisy=False))
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -63,7 +63,7 @@ def test_a_loss_may_call_any_method_of_the_model(tmp_path):
     task = Changed(lambda model, batch, step: Loss(model.odd(batch["x"]).square().mean(), {}))
     task.model = Model()
     task.evaluate = lambda model: {"error": float(model.odd(torch.ones(1, 2)).abs())}
-    assert desk_at(tmp_path).fit(task) is task.model
+    assert context_at(tmp_path).fit(task) is task.model
 
 
 def test_evaluations_come_when_asked_and_at_the_end_without_gradients_in_evaluation_mode(tmp_path):
@@ -76,37 +76,37 @@ def test_evaluations_come_when_asked_and_at_the_end_without_gradients_in_evaluat
             modes.append((len(self.seen), model.training, torch.is_grad_enabled()))
             return super().evaluate(model)
 
-    desk = desk_at(tmp_path)
-    desk.fit(Watched(steps=10))
+    context = context_at(tmp_path)
+    context.fit(Watched(steps=10))
     assert modes == [(4, False, False), (8, False, False), (10, False, False)]
-    assert desk.curves()["evaluation step"] == [4, 8, 10]
-    assert desk.final == {"error": desk.curves()["evaluation error"][-1]}
+    assert context.curves()["evaluation step"] == [4, 8, 10]
+    assert context.final == {"error": context.curves()["evaluation error"][-1]}
 
 
 def test_an_evaluation_does_not_change_the_training(tmp_path):
     class Often(Tiny):
         evaluate_every = 1
 
-    assert same(desk_at(tmp_path / "often").fit(Often()).state_dict(), train(tmp_path / "seldom"))
+    assert same(context_at(tmp_path / "often").fit(Often()).state_dict(), train(tmp_path / "seldom"))
 
 
 def test_several_fits_of_a_trial_keep_apart(tmp_path):
-    desk = desk_at(tmp_path)
-    desk.fit(Tiny(), "encoder")
-    desk.fit(Tiny(), "decoder")
-    curves = desk.curves()
+    context = context_at(tmp_path)
+    context.fit(Tiny(), "encoder")
+    context.fit(Tiny(), "decoder")
+    curves = context.curves()
     assert curves["encoder train step"] == curves["decoder train step"] == [1, 2, 3, 4, 5, 6]
     with pytest.raises(InputError, match="has fitted 'decoder' already"):
-        desk.fit(Tiny(), "decoder")
+        context.fit(Tiny(), "decoder")
 
 
 def test_the_last_step_is_always_logged_and_curves_are_thinned(tmp_path):
     class Long(Tiny):
         evaluate_every = 0
 
-    desk = desk_at(tmp_path, save_every=500)
-    desk.fit(Long(steps=450, noisy=False))
-    curves = desk.curves(most=50)
+    context = context_at(tmp_path, save_every=500)
+    context.fit(Long(steps=450, noisy=False))
+    curves = context.curves(max_points=50)
     assert len(curves["train step"]) == len(curves["train loss"]) == 50
     assert curves["train step"][0] == 1
     assert curves["train step"][-1] == 450
@@ -133,21 +133,21 @@ def test_a_curve_has_nan_where_a_line_has_no_number(tmp_path):
 )
 def test_a_wrong_loss_gets_a_sentence(tmp_path, loss, message):
     with pytest.raises(InputError, match=message) as error:
-        desk_at(tmp_path).fit(Changed(loss))
+        context_at(tmp_path).fit(Changed(loss))
     assert error
 
 
 @pytest.mark.parametrize("steps", [0, -1, 2.0])
 def test_a_task_has_at_least_one_step(tmp_path, steps):
     with pytest.raises(InputError, match="at least 1 step"):
-        desk_at(tmp_path).fit(Tiny(steps=steps))
+        context_at(tmp_path).fit(Tiny(steps=steps))
 
 
 def test_a_model_without_parameters_cannot_be_trained(tmp_path):
     task = Tiny()
     task.model = nn.Tanh()
     with pytest.raises(InputError, match="no parameters to train"):
-        desk_at(tmp_path).fit(task)
+        context_at(tmp_path).fit(task)
 
 
 def test_an_error_in_a_step_names_the_step(tmp_path):
@@ -157,7 +157,7 @@ def test_an_error_in_a_step_names_the_step(tmp_path):
         return Loss(model(batch["x"]).mean(), {})
 
     with pytest.raises(ArithmeticError) as error:
-        desk_at(tmp_path).fit(Changed(fails))
+        context_at(tmp_path).fit(Changed(fails))
     assert error.value.__notes__ == ["in step 3 of 6"]
 
 
@@ -165,7 +165,7 @@ def test_what_is_kept_is_read_as_it_was_even_where_memory_is_shared(tmp_path):
     from safetensors.torch import load_file
 
     x = torch.randn(3, 4)
-    desk_at(tmp_path).keep("points", x=x, turned=x.T, row=x[1])
+    context_at(tmp_path).save_tensors("points", x=x, turned=x.T, row=x[1])
     kept = load_file(tmp_path / "kept" / "points.safetensors")
     assert torch.equal(kept["turned"], x.T)
     assert torch.equal(kept["row"], x[1])
@@ -174,7 +174,7 @@ def test_what_is_kept_is_read_as_it_was_even_where_memory_is_shared(tmp_path):
 def test_unused_parameters_are_left_as_they_are(tmp_path):
     task = Changed(lambda model, batch, step: Loss(model[0](batch["x"]).square().mean(), {}), noisy=False)
     before = task.model[2].weight.clone()
-    assert torch.equal(desk_at(tmp_path).fit(task).get_submodule("2").weight, before)
+    assert torch.equal(context_at(tmp_path).fit(task).get_submodule("2").weight, before)
 
 
 def test_a_task_is_abstract():
@@ -193,7 +193,7 @@ def test_mixed_precision_rounds_products_and_not_data(precision, data, product, 
         seen.append((batch["x"].dtype, out.dtype))
         return Loss(out.float().mean(), {})
 
-    desk_at(tmp_path, precision=precision).fit(Changed(loss, steps=1, noisy=False))
+    context_at(tmp_path, precision=precision).fit(Changed(loss, steps=1, noisy=False))
     torch.set_default_dtype(torch.float32)
     assert seen == [(getattr(torch, data), getattr(torch, product))]
 
@@ -211,6 +211,6 @@ def test_a_gradient_that_is_too_long_is_shortened_and_another_is_left(tmp_path, 
 
     task = Clipped(lambda model, batch, step: Loss(size * model(batch["x"]).mean(), {}), noisy=False, steps=1)
     before = [each.detach().clone() for each in task.model.parameters()]
-    model = desk_at(tmp_path).fit(task)
+    model = context_at(tmp_path).fit(task)
     moved = torch.cat([(a - b).detach().flatten() for a, b in zip(before, model.parameters(), strict=True)]).norm()
     assert moved == pytest.approx(0.5, rel=1e-4) if size > 1 else 0 < moved < 0.1

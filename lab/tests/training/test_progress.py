@@ -5,7 +5,7 @@ import pytest
 from ncode_lab.training import Progress
 from ncode_lab.training import progress as progress_module
 
-from .tiny import desk_at, train
+from .tiny import context_at, train
 
 
 class Terminal(io.StringIO):
@@ -39,8 +39,8 @@ def test_on_a_terminal_there_is_a_live_bar(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    desk = desk_at(tmp_path, Progress(stream=stream))
-    desk.say("[bold] is not markup")
+    context = context_at(tmp_path, Progress(stream=stream))
+    context.info("[bold] is not markup")
     train(tmp_path, Progress(stream=stream))
     for word in ("[bold] is not markup", "6/6", "loss", "nfe", "control norm", "error"):
         assert word in stream.getvalue()
@@ -49,7 +49,7 @@ def test_on_a_terminal_there_is_a_live_bar(tmp_path, monkeypatch):
 def test_a_warning_is_told_even_when_quiet_but_by_one_process(capsys):
     Progress(quiet=True).warn("the checkpoint is damaged")
     Progress(prints=False).warn("the same, from the second process")
-    Progress(quiet=True).say("no more than that")
+    Progress(quiet=True).info("no more than that")
     assert capsys.readouterr().err == "the checkpoint is damaged\n"
 
 

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import torch
-from ncode_lab.training import Desk, Loss, Progress, Result, RunFolder, RunOptions, Task, Trial
-from ncode_lab.training.device import start
+from ncode_lab.training import Loss, Progress, Result, RunFolder, RunOptions, Task, Trial, TrialContext
+from ncode_lab.training.devices import start_fabric
 from torch import nn
 
 
@@ -60,19 +60,19 @@ class Tiny(Task):
         return torch.optim.lr_scheduler.SequentialLR(optimiser, [warm, step], [2])
 
 
-def desk_at(folder, progress=None, **options):
+def context_at(folder, progress=None, **options):
     options = RunOptions(**{"device": "cpu", "quiet": True, "save_every": 2, **options})
-    fabric = start(options)
+    fabric = start_fabric(options)
     progress = progress or Progress(quiet=options.quiet, prints=fabric.is_global_zero)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    return Desk(fabric, folder, Trial("tiny", "products"), "smoke", options, progress)
+    return TrialContext(fabric, folder, Trial("tiny", "products"), "smoke", options, progress)
 
 
 def train(folder, progress=None, options=None, **task):
     """A life of the run; the weights that it ends with."""
-    desk = desk_at(folder, progress, **(options or {}))
-    model = desk.fit(Tiny(**task))
+    context = context_at(folder, progress, **(options or {}))
+    model = context.fit(Tiny(**task))
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -93,18 +93,18 @@ def same(first, second):
 
 def main(folder, options=None, stop_at=None, **task):
     torch.set_num_threads(1)
-    desk = desk_at(folder, **(options or {}))
-    if stop_at is not None and desk.fabric.is_global_zero:
+    context = context_at(folder, **(options or {}))
+    if stop_at is not None and context.fabric.is_global_zero:
         task["at_step"] = {stop_at: lambda: os.kill(os.getpid(), signal.SIGTERM)}
-    model = desk.fit(Tiny(**task))
-    desk.keep("weights", **model.state_dict())
-    desk.keep("after", drawn=torch.rand(3))
-    run = RunFolder.create(desk.folder / "runs", "tiny", {}, desk.fabric)
-    run.write_result("tiny", Result("tiny", "", "", "", 0, {}, desk.final, 0, 0.0, "", {}, "", ""))
-    found = RunFolder.latest_unfinished(desk.folder / "runs", "tiny", desk.fabric)
+    model = context.fit(Tiny(**task))
+    context.save_tensors("weights", **model.state_dict())
+    context.save_tensors("after", drawn=torch.rand(3))
+    run = RunFolder.create(context.folder / "runs", "tiny", {}, context.fabric)
+    run.write_result("tiny", Result("tiny", "", "", "", 0, {}, context.final, 0, 0.0, "", {}, "", ""))
+    found = RunFolder.latest_unfinished(context.folder / "runs", "tiny", context.fabric)
     sums = {name: value.sum().item() for name, value in model.state_dict().items()}
-    told = {"rank": desk.fabric.global_rank, "sums": sums, "run": run.path.name, "found": found.path.name}
-    line = json.dumps({**told, "final": desk.final, "result": found.result("tiny").metrics})
+    told = {"rank": context.fabric.global_rank, "sums": sums, "run": run.path.name, "found": found.path.name}
+    line = json.dumps({**told, "final": context.final, "result": found.result("tiny").metrics})
     os.write(1, f"{line}\n".encode())  # in one piece: the processes share their output
 
 

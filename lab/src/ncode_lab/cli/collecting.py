@@ -9,7 +9,7 @@ import tyro
 
 from ..report import gather
 from ..training import Trial
-from ..training.files import explained, json_text, write_file
+from ..training.files import explain_os_errors, json_text, write_file
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def answer(words: list[str]) -> int:
     for run in gather(form.runs):
         for result in run.results:
             folder = form.out / result.experiment
-            with explained(folder):
+            with explain_os_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
             name = Trial(result.model, result.dataset, result.seed).name
             text = json_text(result.as_json(), sort=True)

@@ -10,8 +10,8 @@ from ncode import InputError
 
 from ..experiments import EXPERIMENTS, Experiment, run
 from ..training import RunOptions
-from ..training.device import first_process
-from ..training.folder import find_unfinished, read_record
+from ..training.devices import first_process
+from ..training.run_folder import find_unfinished, read_record
 from .form import Form, chosen_preset, parse
 from .naming import take_experiment
 

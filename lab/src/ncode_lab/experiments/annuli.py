@@ -16,7 +16,7 @@ from ncode import InputError, Solution
 from ncode.block import save_pretrained
 
 from ..data import Points, annuli, stream
-from ..training import Column, Desk, Loss, Task, Trial
+from ..training import Column, Loss, Task, Trial, TrialContext
 from .annuli_models import MODELS, Classifier, Model, build, like
 from .annuli_views import boundary, circle, flows, paths
 from .base import Experiment, Finished, Picture
@@ -95,16 +95,16 @@ class Annuli(Experiment):
         """Each model with each seed."""
         return [Trial(model, "annuli", seed) for model in self.models for seed in seeds]
 
-    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         """Train a model, judge it on fresh points, and keep what the figures show."""
-        model = desk.fit(Separate(self, trial))
+        model = context.fit(Separate(self, trial))
         assert isinstance(model, Classifier)
-        if desk.options.save and desk.fabric.is_global_zero:
-            save_pretrained(nn.Sequential(model.block, model.read_out), desk.folder / "pretrained")
+        if context.options.save and context.fabric.is_global_zero:
+            save_pretrained(nn.Sequential(model.block, model.read_out), context.folder / "pretrained")
         points = like(draw_points(self, trial.seed, "test"), model)
-        desk.keep("boundary", **boundary(model, points))
-        desk.keep("paths", **paths(model, points))
-        desk.keep("flows", **flows(model, points))
+        context.save_tensors("boundary", **boundary(model, points))
+        context.save_tensors("paths", **paths(model, points))
+        context.save_tensors("flows", **flows(model, points))
         return {**score(model, points), "circle": circle(model)}
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:

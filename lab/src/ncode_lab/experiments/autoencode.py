@@ -15,7 +15,7 @@ from ncode.models.autoencoder import Autoencoder
 
 from ..data import Images
 from ..models.autoencoder_family import KINDS
-from ..training import Column, Desk, Result, Trial
+from ..training import Column, Result, Trial, TrialContext
 from .base import Finished, Picture
 from .coding import as_numbers, decode, encode
 from .coding_recipes import PAPER, QUICK, SMOKE
@@ -67,25 +67,25 @@ class Autoencode(Scored):
         if self.weights is None:
             object.__setattr__(self, "columns", _columns(OTHER))
 
-    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         """Train a model, and look at test images once."""
-        model, seconds = self.trained(trial, desk)
-        train, test = self.sets().to(desk.device)
-        self._keep(model, test, desk)
+        model, seconds = self.trained(trial, context)
+        train, test = self.sets().to(context.device)
+        self._keep(model, test, context)
         return {
             "error": errors(model, test)["error"],
             "train error": errors(model, train.take(slice(0, 10_000)))["error"],
-            "held-out error": desk.final["error"],
+            "held-out error": context.final["error"],
             "pca error": principal_error(train, test, self.latent_of(trial.model)),
-            **self.judge(test.images, desk)(decode(model, encode(model, test))),
+            **self.judge(test.images, context)(decode(model, encode(model, test))),
             **({} if seconds is None else {"seconds an epoch": seconds}),
         }
 
-    def _keep(self, model: Autoencoder, test: Images, desk: Desk) -> None:
+    def _keep(self, model: Autoencoder, test: Images, context: TrialContext) -> None:
         some = test.take(slice(0, 12))
-        desk.keep("reconstructions", truth=some.images, back=decode(model, encode(model, some)))
+        context.save_tensors("reconstructions", truth=some.images, back=decode(model, encode(model, some)))
         if isinstance(model, AutoNCODE):
-            desk.keep("orbit", **orbit(model, some.take(slice(0, 8)).images, self.horizon))
+            context.save_tensors("orbit", **orbit(model, some.take(slice(0, 8)).images, self.horizon))
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """Reconstructions, orbits and training curves; pictures are of the first seed."""

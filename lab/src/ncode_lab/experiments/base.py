@@ -17,7 +17,7 @@ from ..training.result import Column, Reported, Result, Trial
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..training.desk import Desk
+    from ..training.trial_context import TrialContext
 
 PRESETS = ("smoke", "quick", "paper")
 DOTS = 150  # an inch, of PNG figures
@@ -36,7 +36,7 @@ class Finished(NamedTuple):
     folder: Path
 
     def load(self, name: str) -> dict[str, Tensor]:
-        """The tensors that the trial kept under a name: see `Desk.keep`."""
+        """The tensors that the trial kept under a name: see `TrialContext.save_tensors`."""
         from safetensors.torch import load_file
 
         return load_file(self.folder / "kept" / f"{name}.safetensors")
@@ -103,8 +103,8 @@ class Experiment(ABC):
         """What there is to run, in order."""
 
     @abstractmethod
-    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
-        """Run one trial: train with `desk.fit(task)`, keep what the figures need with `desk.keep`, give the metrics."""
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
+        """Run one trial and return its metrics: train with `context.fit`, save data for figures with `save_tensors`."""
 
     @abstractmethod
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:

@@ -17,12 +17,13 @@ from ncode.models.gammas import GAMMAS, Gamma
 from ..data import ImageSets, MissingData, find, load
 from ..models.classifier_family import MODELS, Design, Model, Solver
 from ..models.classifier_score import measure
-from ..training import Column, Desk, Reported, Result, Trial
+from ..precision import tf32
+from ..training import Column, Reported, Result, Trial, TrialContext
 from .base import Experiment, Finished, Picture
 from .checks import check_choices, check_positive
 from .classification_label import has_flow, is_network, label_of
 from .classification_regimes import DATASETS, REGIMES, Dataset, RegimeName
-from .classification_task import Classify, tensor_cores
+from .classification_task import Classify
 
 SolverName = Literal["dopri5", "rk4"]
 
@@ -197,25 +198,26 @@ class Classification(Experiment):
         labels = {model: label_of(self, model) + end for model in self.models}
         return [Trial(model, label, seed, about) for model, label in labels.items() for seed in seeds]
 
-    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         """Train a model, then look at the test images once."""
         sets = _load(self.dataset, self.data_dir, self.fallback)
         if sets.generated:
-            desk.say(f"{self.dataset} was not found: {sets.name} stand in for it")
-        with tensor_cores(self.tf32, desk.device, search=not desk.options.deterministic):
+            context.info(f"{self.dataset} was not found: {sets.name} stand in for it")
+        autotune = not context.options.deterministic
+        with tf32(self.tf32, matmul=True, autotune=autotune, device=context.device):
             task = Classify(self, trial, sets)
-            model = desk.fit(task)
+            model = context.fit(task)
             assert isinstance(model, ImageClassifier)
-            if desk.options.save and desk.fabric.is_global_zero:
-                model.save_pretrained(desk.folder / "pretrained")
-            seen = sets.test.take(slice(0, self.test_images or None)).to(desk.device)
+            if context.options.save and context.fabric.is_global_zero:
+                model.save_pretrained(context.folder / "pretrained")
+            seen = sets.test.take(slice(0, self.test_images or None)).to(context.device)
             test = measure(model, seen.images, seen.labels, self.planned_batch)
             if has_flow(trial.model) and not is_network(trial.model):
                 changes = self.adaptive(trial.model)
                 again = measure(model, seen.images, seen.labels, self.planned_batch, **changes) if changes else test
                 test |= {f"{name} by dopri5": again[name] for name in ("accuracy", "nfe", "failed")}
         seconds = {} if task.clock.mean is None else {"seconds an epoch": task.clock.mean * task.per_epoch}
-        return {**desk.final, **test, **seconds, "held-out accuracy": desk.final["accuracy"]}
+        return {**context.final, **test, **seconds, "held-out accuracy": context.final["accuracy"]}
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """The figure of appendix C.2, of all models together; networks of blocks have one of their own."""

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from ncode.models.classifier import ImageClassifier
 
@@ -19,6 +16,7 @@ from ..data import ImageSets, Normalisation, augment, batch_indices, batches_per
 from ..models.classifier_family import build_classifier
 from ..models.classifier_score import cross_entropy, evaluations, measure, right
 from ..training import Loss, Task, Trial
+from ..training.schedules import one_cycle
 from .classification_regimes import REGIMES
 from .clock import StepClock
 
@@ -103,40 +101,8 @@ class Classify(Task):
         """One rise and one fall in the modern regime."""
         if not self.regime.modern:
             return None
-        return LambdaLR(optimiser, functools.partial(one_cycle, steps=self.steps))
+        return one_cycle(optimiser, self.steps)
 
     def to(self, device: torch.device) -> None:
         """All images to the device, as bytes."""
         self.train, self.held_out = self.train.to(device), self.held_out.to(device)
-
-
-def one_cycle(step: int, steps: int, rise: float = 0.2) -> float:
-    """What the learning rate is multiplied by: up along a line for a fifth of the steps, then down along a cosine.
-
-    >>> [round(one_cycle(step, steps=100), 2) for step in (0, 20, 60, 100)]
-    [0.04, 1.0, 0.5, 0.0]
-    """
-    top = max(1.0, rise * steps)
-    if step < top:
-        return 0.04 + 0.96 * step / top
-    return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (step - top) / max(1.0, steps - top)))
-
-
-@contextmanager
-def tensor_cores(enabled: bool, device: torch.device, search: bool = True) -> Iterator[None]:
-    """Whether 32-bit products on CUDA may round their factors to TF32, for as long as this lasts.
-
-    `search` lets cuDNN try its convolutions once and take the fastest: all batches are of one size.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    cudnn = torch.backends.cudnn
-    before: tuple[Any, Any, Any] = torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark
-    torch.set_float32_matmul_precision("high" if enabled else "highest")
-    cudnn.allow_tf32, cudnn.benchmark = enabled, search
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before[0])
-        cudnn.allow_tf32, cudnn.benchmark = before[1:]

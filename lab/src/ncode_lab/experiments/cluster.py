@@ -23,7 +23,7 @@ from ..metrics import (
     t_sne,
 )
 from ..models.autoencoder_family import KINDS, Kind
-from ..training import Column, Desk, Reported, Trial
+from ..training import Column, Reported, Trial, TrialContext
 from .base import Finished, Picture
 from .checks import check_choices, check_positive
 from .coding import Coding, encode
@@ -190,13 +190,13 @@ class Cluster(Coding):
         pixels = [Trial(PIXELS, self.label(PIXELS), seed) for seed in seeds] if self.pixels else []
         return [*pixels, *super().trials(seeds)]
 
-    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         """Cluster the codes of a model, or pixels, in all ways."""
-        train, test = self.sets().to(desk.device)
+        train, test = self.sets().to(context.device)
         if trial.model == PIXELS:
-            desk.parameters, model = 0, None
+            context.parameters, model = 0, None
         else:
-            model = self.trained(trial, desk).model
+            model = self.trained(trial, context).model
         labels, plain = test.labels.cpu(), self._codes(model, test, trial.model)
         shown = dict.fromkeys(self.ways, test.float().flatten(1) if model is None else plain) | {"mixture": plain}
         if "map" in self.ways:
@@ -208,7 +208,9 @@ class Cluster(Coding):
             shown["wide-map"] = self._map(self._codes(model, wide, trial.model), trial.seed)
         found = {way: self._clusters(shown[way], way, trial.seed)[: len(test)].cpu() for way in self.ways}
         for way in self._maps:
-            desk.keep(way, places=shown[way][: len(test)], clusters=matched(labels, found[way]), labels=labels)
+            context.save_tensors(
+                way, places=shown[way][: len(test)], clusters=matched(labels, found[way]), labels=labels
+            )
         return _agreements(labels, found)
 
     def _codes(self, model: Autoencoder | None, images: Images, name: str) -> Tensor:

@@ -18,7 +18,7 @@ from ncode.models.autoencoder import Autoencoder
 
 from ..data import Images, ImageSets, hold_out, load, stream
 from ..models.autoencoder_family import KINDS, OWN, Kind, Plan, build_autoencoder
-from ..training import Desk, Trial
+from ..training import Trial, TrialContext
 from .base import PRESETS, Experiment
 from .checks import check_choices, check_positive
 from .coding_recipes import told
@@ -164,23 +164,23 @@ class Coding(Plan, Experiment, ABC):
         sets = _load(self.dataset, self.data_dir, self.fallback, self.validate)
         return ImageSets(_some(sets.train, self.images), _some(sets.test, self.test_images))
 
-    def trained(self, trial: Trial, desk: Desk) -> Trained:
+    def trained(self, trial: Trial, context: TrialContext) -> Trained:
         """The model of a trial, trained here or taken from the source."""
         from .coding_task import Code
 
         sets = self.sets()
         if sets.generated:
-            desk.say(f"{self.dataset} was not found: {sets.name} stand in for it")
+            context.info(f"{self.dataset} was not found: {sets.name} stand in for it")
         if not self.source:
             task = Code(self, trial, sets)
-            with fixed_sizes(desk):
-                model = desk.fit(task)
+            with fixed_sizes(context):
+                model = context.fit(task)
             assert isinstance(model, Autoencoder)
             return Trained(model, None if task.clock.mean is None else task.clock.mean * task.per_epoch)
         model = build_autoencoder(trial.model, self, trial.seed)
         load_weights(model, self.source, trial)
-        desk.parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
-        return Trained(model.to(desk.device).eval(), None)
+        context.parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        return Trained(model.to(context.device).eval(), None)
 
 
 @functools.cache
@@ -191,10 +191,10 @@ def _of_training() -> tuple[str, ...]:
 
 
 @contextmanager
-def fixed_sizes(desk: Desk) -> Iterator[None]:
+def fixed_sizes(context: TrialContext) -> Iterator[None]:
     """Let cuDNN try its convolutions once and take the fastest: all batches are of one size."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = not desk.options.deterministic
+    torch.backends.cudnn.benchmark = not context.options.deterministic
     try:
         yield
     finally:

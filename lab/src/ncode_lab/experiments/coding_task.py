@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from ncode.models.autoencoder import Autoencoder
 
 from ..data import Images, ImageSets, augment, batch_indices, batches_per_epoch, hold_out
 from ..models.autoencoder_family import build_autoencoder
 from ..training import Loss, Task, Trial
+from ..training.schedules import HalveOnPlateau, cosine
 from .clock import StepClock
 from .coding import PAPER_LR, Coding, as_numbers
 
@@ -64,7 +62,7 @@ class Code(Task):
         self.clock.pause()
         found = errors(model, self.held_out)
         if self.plateau is not None:
-            self.plateau.seen(found["loss"])
+            self.plateau.observe(found["loss"])
         return found
 
     def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -84,59 +82,13 @@ class Code(Task):
         """Halved on plateaus, or along a cosine."""
         if self.settings.schedule == "cosine":
             rise = self.per_epoch if self.settings.planned_lr(self.trial.model) > PAPER_LR else 0
-            return LambdaLR(optimiser, functools.partial(cosine, steps=self.steps, rise=rise))
+            return cosine(optimiser, self.steps, warmup=rise)
         self.plateau = HalveOnPlateau(optimiser, self.settings.patience, self.per_epoch)
         return self.plateau
 
     def to(self, device: torch.device) -> None:
         """All images to the device, as bytes."""
         self.train, self.held_out = self.train.to(device), self.held_out.to(device)
-
-
-def cosine(step: int, steps: int, rise: int = 0) -> float:
-    """What the learning rate is multiplied by: a half wave from 1 to 0, and a line up over the first steps.
-
-    >>> [round(cosine(step, steps=100, rise=10), 2) for step in (0, 9, 50, 100)]
-    [0.1, 0.98, 0.5, 0.0]
-    """
-    return min(1.0, (step + 1) / max(1, rise)) * (0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps)))
-
-
-class HalveOnPlateau(LRScheduler):
-    """The learning rate, halved whenever what is `seen` has not fallen for longer than `patience` looks.
-
-    It is stepped once a training step, as schedules are here, and its state is part of every checkpoint.
-
-    >>> optimiser = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
-    >>> schedule = HalveOnPlateau(optimiser, patience=1, every=1)
-    >>> for error in (1.0, 0.5, 0.5, 0.5):
-    ...     optimiser.step(); schedule.seen(error); schedule.step()
-    >>> schedule.get_last_lr()
-    [0.5]
-    """
-
-    def __init__(self, optimiser: Optimizer, patience: int, every: int, least: float = 1e-4):
-        self.patience, self.every, self.least = patience, every, least
-        self.factor, self.best, self.waited = 1.0, float("inf"), 0
-        super().__init__(optimiser)
-
-    def seen(self, error: float) -> None:
-        """Look at an error."""
-        if error < self.best * (1 - self.least):
-            self.best, self.waited = error, 0
-            return
-        self.waited += 1
-        if self.waited > self.patience:
-            self.factor, self.waited = self.factor / 2, 0
-
-    def get_lr(self) -> list[Any]:
-        """Of each group."""
-        # One process evaluates, and tells the others in the step that follows.
-        if torch.distributed.is_initialized() and self.last_epoch % self.every == 1 % self.every:
-            told = [self.factor]
-            torch.distributed.broadcast_object_list(told, src=0)
-            self.factor = told[0]
-        return [self.factor * base for base in self.base_lrs]
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from ncode.models.autoencoder import Autoencoder
 
 from ..data import ImageSets, stream
 from ..metrics import GaussianMixture, KernelDensity
-from ..training import Column, Desk, Reported, Result, Trial
+from ..training import Column, Reported, Result, Trial, TrialContext
 from .base import Finished, Picture
 from .checks import check_choices
 from .code_units import Units
@@ -156,11 +156,11 @@ class Generate(Scored):
         self._check_components(self.sets())
         return super().trials(seeds)
 
-    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         """Train a model or take it, fit densities to its codes, and score samples."""
-        model = self.trained(trial, desk).model
-        here = self.sets().to(desk.device)
-        work = _Work(self, trial, desk, model, here, self.judge(here.test.images, desk))
+        model = self.trained(trial, context).model
+        here = self.sets().to(context.device)
+        work = _Work(self, trial, context, model, here, self.judge(here.test.images, context))
         metrics = work.scores("floor", decode(model, encode(model, here.test)))
         for protocol in self.protocols:
             metrics |= work.protocol(protocol)
@@ -241,7 +241,7 @@ class _Work(NamedTuple):
 
     settings: Generate
     trial: Trial
-    desk: Desk
+    context: TrialContext
     model: Autoencoder
     sets: ImageSets
     judge: Judge
@@ -289,8 +289,8 @@ class _Work(NamedTuple):
         mixture = GaussianMixture(count, self.settings.covariance, reg_covar=self.settings.reg_covar)
         title = f"{self.trial.name}  mixture of {count} components of {len(codes)} {_WORDS[protocol]}"
         seconds = 0.0 if codes.is_cuda else mixture.estimate(codes)
-        self.desk.say(f"{title}, {seconds:.0f} s at most" if seconds > PATIENCE else title)
-        bar = self.desk.progress
+        self.context.info(f"{title}, {seconds:.0f} s at most" if seconds > PATIENCE else title)
+        bar = self.context.progress
         bar.start(title, mixture.max_iterations)
         try:
             return mixture.fit(
@@ -307,10 +307,10 @@ class _Work(NamedTuple):
 
     def _keep(self, name: str, tensors: dict[str, Tensor]) -> None:
         """Beside what the other protocol has kept."""
-        path = self.desk.folder / "kept" / f"{name}.safetensors"
+        path = self.context.folder / "kept" / f"{name}.safetensors"
         before: dict[str, Tensor] = {}
         if path.is_file():
             from safetensors.torch import load_file
 
             before = load_file(path)
-        self.desk.keep(name, **{**before, **tensors})
+        self.context.save_tensors(name, **{**before, **tensors})

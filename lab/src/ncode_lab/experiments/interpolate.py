@@ -13,7 +13,7 @@ from ncode import InputError
 
 from ..data import stream
 from ..models.autoencoder_family import Kind
-from ..training import Column, Desk, Trial
+from ..training import Column, Trial, TrialContext
 from .base import Finished, Picture
 from .code_units import Units
 from .coding import decode, encode
@@ -76,10 +76,10 @@ class Interpolate(Scored):
             raise InputError(f"{self.pairs} pairs need {needed} test images; there are {have}")
         return super().trials(seeds)
 
-    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         """Train a model or take it, and decode what lies between codes. All models are shown the same test images."""
-        model = self.trained(trial, desk).model
-        test = self.sets().test.to(desk.device)
+        model = self.trained(trial, context).model
+        test = self.sets().test.to(context.device)
         codes = encode(model, test)
         order = torch.randperm(len(codes), generator=stream(0, "pairs")).to(codes.device)
         first, second = codes[order[: self.pairs]], codes[order[self.pairs : 2 * self.pairs]]
@@ -87,10 +87,10 @@ class Interpolate(Scored):
         on_lines, on_arcs = line(first, second, self.steps), units.undo(arc(units(first), units(second), self.steps))
         a, b, c = codes[order[:3]]
         in_square = square(a, b, c, self.steps)
-        desk.keep("lines", images=decode(model, on_lines.flatten(0, 1)).unflatten(0, on_lines.shape[:2]))
-        desk.keep("arcs", images=decode(model, on_arcs.flatten(0, 1)).unflatten(0, on_arcs.shape[:2]))
-        desk.keep("square", images=decode(model, in_square.flatten(0, 1)).unflatten(0, in_square.shape[:2]))
-        judge = self.judge(test.images, desk)
+        context.save_tensors("lines", images=decode(model, on_lines.flatten(0, 1)).unflatten(0, on_lines.shape[:2]))
+        context.save_tensors("arcs", images=decode(model, on_arcs.flatten(0, 1)).unflatten(0, on_arcs.shape[:2]))
+        context.save_tensors("square", images=decode(model, in_square.flatten(0, 1)).unflatten(0, in_square.shape[:2]))
+        judge = self.judge(test.images, context)
         name = judge.names.frechet
         bent = units.undo(arc(units(codes), units(codes[order]), 3)[:, 1])
         return {

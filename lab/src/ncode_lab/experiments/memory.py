@@ -19,7 +19,7 @@ from ncode.models.memory_plastic import PlasticMemory
 from ..data import Episodes, episodes, stream
 from ..metrics import bit_error_rate
 from ..models.memory import MEMORY_MODELS, MemoryModel, build_memory
-from ..training import Column, Desk, Loss, Reported, Result, Task, Trial
+from ..training import Column, Loss, Reported, Result, Task, Trial, TrialContext
 from .base import Experiment, Finished, Picture
 from .checks import check_choices, check_positive
 
@@ -153,16 +153,18 @@ class Memory(Experiment):
             trials += [Trial(model, label, seed, about) for model in models for seed in seeds]
         return trials
 
-    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         """Train a model; keep one episode as it went, where it is to be drawn."""
         task = Remember(self, trial)
-        with few_threads(desk.device, trial.about["n"]):
-            model = desk.fit(task)
+        with few_threads(context.device, trial.about["n"]):
+            model = context.fit(task)
         if isinstance(model, PlasticMemory) and self._drawn(trial):
-            desk.keep("episode", **watch(model, task.draw(1, stream(trial.seed, "episode")).to(desk.device)))
-        curves = desk.curves(most=task.steps)
+            context.save_tensors(
+                "episode", **watch(model, task.draw(1, stream(trial.seed, "episode")).to(context.device))
+            )
+        curves = context.curves(max_points=task.steps)
         when = settled(curves["train step"], curves["train error"], self.batch)
-        return desk.final if when is None else {**desk.final, "episodes": when}
+        return context.final if when is None else {**context.final, "episodes": when}
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """An episode, figure 5 and figure A.3."""

@@ -16,7 +16,7 @@ from ncode.control import ClosedLoop, Controller, Feedback, OpenLoop, Static
 from ncode.dynamics import MLP
 
 from ..data import Points, reflection
-from ..training import Column, Desk, Loss, Task, Trial
+from ..training import Column, Loss, Task, Trial, TrialContext
 from .base import Experiment, Finished, Picture
 from .checks import check_choices, check_positive
 
@@ -72,13 +72,13 @@ class Reflection(Experiment):
         """Each model with each seed."""
         return [Trial(model, "reflection", seed) for model in self.models for seed in seeds]
 
-    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         """Train a model, and keep trajectories and the field that the one from x = 1 meets."""
         torch.manual_seed(trial.seed)
-        block = desk.fit(_Reflect(self, trial))
+        block = context.fit(_Reflect(self, trial))
         assert isinstance(block, NCODE)
-        desk.keep("flow", **_flow(block))
-        return desk.final
+        context.save_tensors("flow", **_flow(block))
+        return context.final
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """Figure 3, of the first seed."""

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..report import summary_markdown
-from ..training import Desk, Progress, Result, RunFolder, RunOptions, Trial
-from ..training.device import start
-from ..training.environment import command_line, describe, portable
+from ..training import Progress, Result, RunFolder, RunOptions, Trial, TrialContext
+from ..training.devices import start_fabric
+from ..training.environment import command_line, describe_environment, without_machine_paths
 from ..training.files import write_file
 from .base import Experiment, Finished
 
@@ -37,7 +37,7 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     ...     sorted(file.name for file in path.iterdir() if not file.name.startswith("."))
     ['figures', 'run.json', 'summary.md', 'trials']
     """
-    fabric = start(options)
+    fabric = start_fabric(options)
     about = _about(experiment, preset, options, fabric.device)
     trials = experiment.trials(options.all_seeds)
     if folder is None:
@@ -46,11 +46,11 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     else:
         place = RunFolder.open(folder, fabric)
     progress = Progress(quiet=options.quiet, prints=fabric.is_global_zero)
-    progress.say(f"{experiment.name} --{preset}, {len(trials)} trial{'s' if len(trials) != 1 else ''} in {place.path}")
+    progress.info(f"{experiment.name} --{preset}, {len(trials)} trial{'s' if len(trials) != 1 else ''} in {place.path}")
     for trial in trials:
         if place.result(trial.name) is None:
-            desk = Desk(fabric, place.trial(trial.name), trial, preset, options, progress)
-            place.write_result(trial.name, _try(experiment, trial, desk, about))
+            context = TrialContext(fabric, place.trial(trial.name), trial, preset, options, progress)
+            place.write_result(trial.name, _try(experiment, trial, context, about))
     finished = [_finished(trial, place) for trial in trials]
     if fabric.is_global_zero:
         draw(experiment, finished, place)
@@ -75,19 +75,19 @@ def _finished(trial: Trial, place: RunFolder) -> Finished:
     return Finished(trial, result, place.trial(trial.name))
 
 
-def _try(experiment: Experiment, trial: Trial, desk: Desk, about: dict[str, Any]) -> Result:
-    metrics = experiment.run(trial, desk)
+def _try(experiment: Experiment, trial: Trial, context: TrialContext, about: dict[str, Any]) -> Result:
+    metrics = experiment.run(trial, context)
     return Result(
         experiment=experiment.name,
         model=trial.model,
         dataset=trial.dataset,
         seed=trial.seed,
         metrics=dict(metrics),
-        parameters=desk.parameters,
-        seconds=round(desk.seconds, 3),
+        parameters=context.parameters,
+        seconds=round(context.seconds, 3),
         about=dict(trial.about),
-        curves=desk.curves(),
-        settings=portable(about["settings"]),
+        curves=context.curves(),
+        settings=without_machine_paths(about["settings"]),
         **{name: about[name] for name in ("preset", "device", "versions", "commit", "command")},
     )
 
@@ -102,5 +102,5 @@ def _about(experiment: Experiment, preset: str, options: RunOptions, device: Any
         "settings": asdict(experiment),
         "options": asdict(options) | {"out": options.out.name},
         "command": command_line(),
-        **describe(device),
+        **describe_environment(device),
     }

@@ -17,7 +17,7 @@ from ncode.checks import check_choice
 
 from ..data import MissingData, find, stream
 from ..metrics import FrechetDistance, Inception, KernelDistance, extract, find_weights, load_inception
-from ..training import Desk, Trial
+from ..training import Trial, TrialContext
 from .coding import Coding
 from .kept_features import kept_features
 
@@ -156,10 +156,10 @@ class Scored(Coding, ABC):
             _inception(self.weights, self.fid_precision)
         return super().trials(seeds)
 
-    def judge(self, test: Tensor, desk: Desk) -> Judge:
+    def judge(self, test: Tensor, context: TrialContext) -> Judge:
         """A judge by these settings. What takes the place of FID is said."""
         if self.weights is None and self.score == "fid":
-            desk.say(f"the weights of the FID network were not found: {OTHER.title} takes the place of FID")
+            context.info(f"the weights of the FID network were not found: {OTHER.title} takes the place of FID")
         # What test images look like is found once for all models of a run.
         about = (self.dataset, self.data_dir, self.fallback, self.test_images, self.validate, test.device, len(test))
         about += (self.weights, self.fid_precision)

@@ -15,8 +15,8 @@ from ncode.checks import check_choice
 
 from ..report import gather
 from ..training import Result, RunOptions
-from ..training.files import explained, plain
-from ..training.folder import find_unfinished, read_record
+from ..training.files import explain_os_errors, to_json_value
+from ..training.run_folder import find_unfinished, read_record
 from .base import Experiment
 from .runner import run
 
@@ -69,7 +69,7 @@ class Sweep:
         """What is asked of a point: its number answers this and nothing else, whatever the folder is called."""
         settings = asdict(replace(self.base, **point))
         asked = {"metric": self.metric, "seed": self.options.seed, "seeds": self.options.seeds, "settings": settings}
-        return json.dumps(plain(asked), sort_keys=True)
+        return json.dumps(to_json_value(asked), sort_keys=True)
 
 
 def sweep(plan: Sweep) -> str:
@@ -100,7 +100,7 @@ def _begun(out: Path, experiment: Experiment, options: RunOptions) -> Path | Non
         return None
     record = read_record(path)
     before = record["settings"], record["options"]["seed"], record["options"]["seeds"]
-    return path if before == (plain(experiment), options.seed, options.seeds) else None
+    return path if before == (to_json_value(experiment), options.seed, options.seeds) else None
 
 
 def read_grid(kind: type[Experiment], words: Sequence[str]) -> dict[str, tuple[Any, ...]]:
@@ -142,7 +142,7 @@ def _study(plan: Sweep) -> Study:
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with explained(plan.folder):
+    with explain_os_errors(plan.folder):
         plan.folder.mkdir(parents=True, exist_ok=True)
     storage = JournalStorage(JournalFileBackend(str(plan.folder / "journal.log")))
     direction = "maximize" if plan.maximise else "minimize"

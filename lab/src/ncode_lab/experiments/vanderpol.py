@@ -18,7 +18,7 @@ from ncode.control import ClosedLoop, Static
 from ncode.dynamics import VectorField
 
 from ..data import oscillation, stream
-from ..training import Column, Desk, Loss, Task, Trial
+from ..training import Column, Loss, Task, Trial, TrialContext
 from .base import Experiment, Finished, Picture
 from .checks import check_choices, check_positive
 
@@ -111,14 +111,14 @@ class VanDerPol(Experiment):
             for seed in seeds
         ]
 
-    def run(self, trial: Trial, desk: Desk) -> dict[str, float]:
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         """Fit one regime, and keep the trajectory."""
         task = FitOscillation(self, trial)
-        model = desk.fit(task)
+        model = context.fit(task)
         assert isinstance(model, Oscillator)
-        if desk.options.save:
-            desk.say("no folder is kept of a model with one or two numbers: the result has mu")
-        desk.keep("fit", **_course(model, task.record))
+        if context.options.save:
+            context.info("no folder is kept of a model with one or two numbers: the result has mu")
+        context.save_tensors("fit", **_course(model, task.record))
         mu, true = float(model.mu.detach()), trial.about["mu"]
         return {**score(model, task.record), "mu": mu, "mu error": abs(mu - true) / true}
 

@@ -1,16 +1,15 @@
 """Training: tasks, run folders, checkpoints that a run goes on from, and what the user sees meanwhile."""
 
-from .desk import Desk
 from .errors import RunError, Stopped
-from .folder import RunFolder
 from .options import RunOptions
 from .progress import Progress
 from .result import Column, Reported, Result, Trial
+from .run_folder import RunFolder
 from .task import Loss, Task
+from .trial_context import TrialContext
 
 __all__ = [
     "Column",
-    "Desk",
     "Loss",
     "Progress",
     "Reported",
@@ -21,4 +20,5 @@ __all__ = [
     "Stopped",
     "Task",
     "Trial",
+    "TrialContext",
 ]

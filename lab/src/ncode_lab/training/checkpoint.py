@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .files import explained, sync_folder, write_through
+from .files import explain_os_errors, sync_folder, write_through
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 KEPT = 2
@@ -55,7 +55,7 @@ class Checkpoints:
         target = self.folder / f"step-{saved.step:06d}"
         temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
         contents = _pack(saved)
-        with explained(target):
+        with explain_os_errors(target):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 temporary.mkdir()

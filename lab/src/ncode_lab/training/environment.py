@@ -17,10 +17,10 @@ import torch
 from ncode._version import __version__
 
 
-def describe(device: torch.device | None = None) -> dict[str, Any]:
+def describe_environment(device: torch.device | None = None) -> dict[str, Any]:
     """Versions, commit and device, for run.json and results.
 
-    >>> sorted(describe())
+    >>> sorted(describe_environment())
     ['commit', 'device', 'versions']
     """
     return {"versions": versions(), "commit": commit(), "device": device_name(device)}
@@ -103,10 +103,10 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
     return shlex.join(["ncode", *map(_relative, arguments)])
 
 
-def portable(settings: Mapping[str, Any]) -> dict[str, Any]:
+def without_machine_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as results tell them: without the paths of this machine.
 
-    >>> portable({"data_dir": "/somewhere/images", "epochs": 3})
+    >>> without_machine_paths({"data_dir": "/somewhere/images", "epochs": 3})
     {'data_dir': 'images', 'epochs': 3}
     """
     return {name: _relative(value) if isinstance(value, str) else value for name, value in settings.items()}

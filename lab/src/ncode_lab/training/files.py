@@ -24,7 +24,7 @@ def write_file(path: Path, content: bytes) -> None:
     ['note.txt']
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with explained(path):
+    with explain_os_errors(path):
         try:
             write_through(temporary, content)
             os.replace(temporary, path)
@@ -61,7 +61,7 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def explained(path: Path):
+def explain_os_errors(path: Path):
     """Turn the system's error into a sentence. What was written before is whole, so a run can go on later."""
     try:
         yield
@@ -77,7 +77,7 @@ def explained(path: Path):
 
 
 def json_text(value: Any, sort: bool = False) -> str:
-    """Strict JSON, see `plain`: each entry of a dict on a line of its own, all numbers of a list on one.
+    """Strict JSON, see `to_json_value`: each entry of a dict on a line of its own, all numbers of a list on one.
 
     Args:
         value: What to write.
@@ -89,7 +89,7 @@ def json_text(value: Any, sort: bool = False) -> str:
      "sizes": [8, 16]
     }
     """
-    return _text(plain(value), sort, "\n") + "\n"
+    return _text(to_json_value(value), sort, "\n") + "\n"
 
 
 def _text(value: Any, sort: bool, line: str) -> str:
@@ -103,18 +103,18 @@ def _text(value: Any, sort: bool, line: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def plain(value: Any) -> Any:
+def to_json_value(value: Any) -> Any:
     """A value as strict JSON has it: paths as text, tuples as lists, numbers that are not finite as null.
 
-    >>> plain({"out": Path("runs"), "sizes": (1, 2), "loss": float("nan")})
+    >>> to_json_value({"out": Path("runs"), "sizes": (1, 2), "loss": float("nan")})
     {'out': 'runs', 'sizes': [1, 2], 'loss': None}
     """
     if is_dataclass(value) and not isinstance(value, type):
-        return plain(asdict(value))
+        return to_json_value(asdict(value))
     if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
+        return {str(key): to_json_value(each) for key, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(each) for each in value]
+        return [to_json_value(each) for each in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, str | int | bool) else str(value)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .files import explained, plain, write_file
+from .files import explain_os_errors, to_json_value, write_file
 
 
 class MetricsLog:
@@ -36,8 +36,8 @@ class MetricsLog:
         """Add a line."""
         if not self.writes:
             return
-        line = json.dumps(plain({"step": step, "kind": kind, "fit": fit, **values}))
-        with explained(self.path), open(self.path, "ab") as file:
+        line = json.dumps(to_json_value({"step": step, "kind": kind, "fit": fit, **values}))
+        with explain_os_errors(self.path), open(self.path, "ab") as file:
             file.write(line.encode() + b"\n")
 
     def cut(self, fit: str, step: int) -> None:
@@ -47,7 +47,7 @@ class MetricsLog:
         kept = [line for line in self._lines() if line["fit"] != fit or line["step"] <= step]
         write_file(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
-    def curves(self, most: int = 200) -> dict[str, list[float]]:
+    def curves(self, max_points: int = 200) -> dict[str, list[float]]:
         """One list a quantity, thinned to at most so many points. The name of a fit other than "model" comes first."""
         if not self.writes or not self.path.is_file():
             return {}
@@ -56,7 +56,9 @@ class MetricsLog:
             prefix = "" if line["fit"] == "model" else f"{line['fit']} "
             groups[prefix + line["kind"]].append(line)
         return {
-            key: curve for name, lines in groups.items() for key, curve in _curves(name, _thin(lines, most)).items()
+            key: curve
+            for name, lines in groups.items()
+            for key, curve in _curves(name, _thin(lines, max_points)).items()
         }
 
     def _lines(self) -> list[dict[str, Any]]:

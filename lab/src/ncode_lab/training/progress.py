@@ -72,7 +72,7 @@ class Progress:
             self._bar.stop()
             self._bar = None
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """A line, unless quiet."""
         if self._talks:
             self._print(text)

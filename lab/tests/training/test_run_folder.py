@@ -5,7 +5,7 @@ import re
 
 import pytest
 from ncode_lab.training import Result, RunFolder, lock
-from ncode_lab.training import folder as folder_module
+from ncode_lab.training import run_folder as folder_module
 
 from ncode import InputError
 

@@ -1,4 +1,4 @@
-"""`Desk`: where a trial does its work."""
+"""`TrialContext`: where a trial does its work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ncode import InputError
 
 from .clock import TrialClock
-from .files import explained, write_file
+from .files import explain_os_errors, write_file
 from .log import MetricsLog
 from .loop import fit
 from .options import RunOptions
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
 
-class Desk:
+class TrialContext:
     """Trains what a trial wants trained, and keeps its files.
 
-    Making a desk sets the seed of the trial: what is built next has weights of its own seed.
+    Making a context sets the seed of the trial: what is built next has weights of its own seed.
 
     Args:
-        fabric: The devices, from `ncode_lab.training.device.start`.
+        fabric: The devices, from `ncode_lab.training.devices.start_fabric`.
         folder: Of the trial, from `RunFolder.trial`.
         trial: What is run.
         preset: Its name.
@@ -44,11 +44,11 @@ class Desk:
             "best step" says after which step that was.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from ncode_lab.training.device import start
+    >>> from ncode_lab.training.devices import start_fabric
     >>> place, options = TemporaryDirectory(), RunOptions(device="cpu")
-    >>> desk = Desk(start(options), Path(place.name), Trial("node", "annuli"), "smoke", options)
-    >>> desk.keep("points", x=torch.zeros(3, 2))
-    >>> [file.name for file in (desk.folder / "kept").iterdir()]
+    >>> context = TrialContext(start_fabric(options), Path(place.name), Trial("node", "annuli"), "smoke", options)
+    >>> context.save_tensors("points", x=torch.zeros(3, 2))
+    >>> [file.name for file in (context.folder / "kept").iterdir()]
     ['points.safetensors']
     >>> place.cleanup()
     """
@@ -112,7 +112,7 @@ class Desk:
         seed_all(self.trial.seed, "after", name)
         return task.model.eval()
 
-    def keep(self, name: str, **tensors: Tensor) -> None:
+    def save_tensors(self, name: str, **tensors: Tensor) -> None:
         """Write tensors to kept/NAME.safetensors, for the figures."""
         if not self.fabric.is_global_zero:
             return
@@ -120,14 +120,14 @@ class Desk:
 
         content = save({key: each.detach().cpu().contiguous().clone() for key, each in tensors.items()})
         folder = self.folder / "kept"
-        with explained(folder):
+        with explain_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / f"{name}.safetensors", content)
 
-    def say(self, text: str) -> None:
+    def info(self, text: str) -> None:
         """Tell the user something; nothing when quiet."""
-        self.progress.say(text)
+        self.progress.info(text)
 
-    def curves(self, most: int = 200) -> dict[str, list[float]]:
+    def curves(self, max_points: int = 200) -> dict[str, list[float]]:
         """What was logged, as one list a quantity: "train step", "train loss", "evaluation step", ..., thinned."""
-        return self._log.curves(most)
+        return self._log.curves(max_points)

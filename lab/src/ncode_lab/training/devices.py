@@ -24,12 +24,12 @@ PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed", "64": "64
 SECONDS_TO_LEAVE = 10
 
 
-def start(options: RunOptions) -> Fabric:
+def start_fabric(options: RunOptions) -> Fabric:
     """The devices that the options ask for, with one process each, all started.
 
     With several devices, this program is started again for each of them: all run the same code from the beginning.
 
-    >>> fabric = start(RunOptions(device="cpu"))
+    >>> fabric = start_fabric(RunOptions(device="cpu"))
     >>> fabric.device, fabric.world_size
     (device(type='cpu'), 1)
     """

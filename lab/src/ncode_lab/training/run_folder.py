@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ncode import InputError
 
 from . import lock
-from .files import explained, plain, write_json
+from .files import explain_os_errors, to_json_value, write_json
 from .result import Result
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class RunFolder:
         cls, out: str | Path, experiment: str, record: Mapping[str, Any], fabric: Fabric | None = None
     ) -> RunFolder:
         """A new folder, `out/EXPERIMENT-YYYY-MM-DD-HHMMSS`, with a number at its end where that one is taken."""
-        first = plain({"experiment": experiment, "started": _now(), **record, "finished": None})
+        first = to_json_value({"experiment": experiment, "started": _now(), **record, "finished": None})
         path = _make_new(Path(out), experiment) if _writes(fabric) else None
         folder = cls(_shared(path, fabric), first, fabric)
         folder.update()
@@ -85,7 +85,7 @@ class RunFolder:
 
     def update(self, **changes: Any) -> None:
         """Change the record, and write it."""
-        self.record = {**self.record, **plain(changes)}
+        self.record = {**self.record, **to_json_value(changes)}
         if _writes(self._fabric):
             write_json(self.path / RECORD, self.record)
         if self.record["finished"]:
@@ -110,7 +110,7 @@ class RunFolder:
 
     def _made(self, folder: Path) -> Path:
         if _writes(self._fabric):
-            with explained(folder):
+            with explain_os_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
         return folder
 
@@ -130,7 +130,7 @@ def _now() -> str:
 
 def _make_new(out: Path, experiment: str) -> Path:
     stamp, count = datetime.now().strftime("%Y-%m-%d-%H%M%S"), 1
-    with explained(out):
+    with explain_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
         while True:
             path = out / (f"{experiment}-{stamp}" + (f"-{count}" if count > 1 else ""))

@@ -4,12 +4,12 @@ import sys
 import pytest
 import torch
 from ncode_lab.training import RunOptions
-from ncode_lab.training import device as device_module
-from ncode_lab.training.device import start
+from ncode_lab.training import devices as device_module
+from ncode_lab.training.devices import start_fabric
 
 from ncode import InputError
 
-from .tiny import desk_at, train
+from .tiny import context_at, train
 
 
 @pytest.fixture(autouse=True)
@@ -23,19 +23,19 @@ def modes():
 def test_cuda_that_is_not_there_is_told_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(InputError, match="'cuda' was asked for, and torch finds none here: choose --device cpu"):
-        start(RunOptions(device="cuda"))
+        start_fabric(RunOptions(device="cuda"))
 
 
 def test_more_devices_than_there_are_is_told_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(InputError, match="8 CUDA devices were asked for, and there are 2"):
-        start(RunOptions(devices=8))
+        start_fabric(RunOptions(devices=8))
 
 
 def test_half_precision_needs_cuda():
     with pytest.raises(InputError, match="choose --precision bf16"):
-        start(RunOptions(device="cpu", precision="16"))
+        start_fabric(RunOptions(device="cpu", precision="16"))
 
 
 @pytest.mark.parametrize(
@@ -47,9 +47,9 @@ def test_a_model_is_trained_in_each_precision(tmp_path, precision, dtype):
 
 
 def test_deterministic_is_set_and_unset():
-    start(RunOptions(device="cpu", deterministic=True))
+    start_fabric(RunOptions(device="cpu", deterministic=True))
     assert torch.are_deterministic_algorithms_enabled()
-    start(RunOptions(device="cpu"))
+    start_fabric(RunOptions(device="cpu"))
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -74,7 +74,7 @@ def test_fabric_that_is_not_installed_is_told_so(monkeypatch):
 
     monkeypatch.setattr(device_module, "import_module", find)
     with pytest.raises(InputError, match="pip install pytorch-lightning"):
-        start(RunOptions(device="cpu"))
+        start_fabric(RunOptions(device="cpu"))
 
 
 def test_tensorboard_files_appear_when_asked_for(tmp_path):
@@ -100,7 +100,7 @@ def test_tensorboard_that_is_not_installed_is_told_so(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", find)
     with pytest.raises(InputError, match="pip install tensorboard"):
-        start(RunOptions(device="cpu", tensorboard=True))
+        start_fabric(RunOptions(device="cpu", tensorboard=True))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
@@ -116,4 +116,4 @@ def test_a_run_on_cuda_stops_and_goes_on(tmp_path, precision):
 
 
 def test_the_desk_knows_its_device(tmp_path):
-    assert desk_at(tmp_path).device == torch.device("cpu")
+    assert context_at(tmp_path).device == torch.device("cpu")
