@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 import torch
 from hypothesis import given
@@ -70,7 +68,10 @@ def test_a_channel_that_never_changes_is_not_blown_up():
     [
         (lambda: Images(torch.zeros(2, 1, 4, 4), torch.zeros(2).long(), "x"), "must be uint8 .* given torch.float32"),
         (lambda: Images(random_bytes(2, 4, 4), torch.zeros(2).long(), "x"), r"\(N, C, H, W\); given .* \(2, 4, 4\)"),
-        (lambda: Images(random_bytes(2, 1, 4, 4), torch.zeros(3).long(), "x"), r"one an image, \(2,\); given .*\(3,\)"),
+        (
+            lambda: Images(random_bytes(2, 1, 4, 4), torch.zeros(3).long(), "x"),
+            r"one per image, \(2,\); given .*\(3,\)",
+        ),
         (lambda: hold_out(numbered(5), 5), "cannot hold out 5 of 5 images"),
     ],
 )
@@ -84,8 +85,7 @@ def test_bad_input_gets_a_sentence(call, sentence):
     [("mnist", (1, 28, 28)), ("fashion-mnist", (1, 28, 28)), ("cifar10", (3, 32, 32)), ("celeba", (3, 64, 64))],
 )
 def test_the_fallback_has_the_shape_of_the_real_set_and_says_what_it_is(name, shape, monkeypatch):
-    # By its name among modules, since ncode_lab.data.load is the function.
-    monkeypatch.setattr(sys.modules["ncode_lab.data.load"], "_GENERATED", {"train": 30, "test": 20})
+    monkeypatch.setattr("ncode_lab.data.datasets._GENERATED", {"train": 30, "test": 20})
     train, test = load(name, fallback=True)
     assert train.shape == test.shape == shape
     assert train.generated

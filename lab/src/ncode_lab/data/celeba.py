@@ -1,4 +1,4 @@
-"""CelebA: a folder of aligned JPEG files, cut to the face and made small."""
+"""CelebA: a folder of aligned JPEG files, cropped to the face and reduced to 64 x 64."""
 
 from __future__ import annotations
 
@@ -15,36 +15,27 @@ import torch
 from torch import Tensor
 
 from ncode import InputError
-from ncode.checks import check_count
 
-from .damage import damaged
-from .fetch import Progress
-from .find import cache_dir
+from .download import Progress, cache_dir
 from .images import Images, ImageSets
+from .readers import damaged
 
 WHOLE = 202_599
-_FIRST_TEST = 182_638  # the publisher's own split, by the number in a file's name
+_FIRST_TEST = 182_638  # the publisher's split, by the number in the file name
 _SIDE = 64
-_SIZES = {(178, 218): 148, (89, 109): 74}  # as published, and at half the size: how much of the middle is kept
+_CROPS = {(178, 218): 148, (89, 109): 74}  # side of the central crop, by the size of the image: published, and half
 _RECIPE = "centre 148 of 178, 64 x 64, bilinear, 1"
 
 
-def read_celeba(
-    folder: str | Path,
-    *,
-    limit: int | None = None,
-    cache: str | Path | None = None,
-    progress: Progress | None = None,
-) -> ImageSets:
-    """CelebA from img_align_celeba, 64 x 64: the middle 148 x 148 of 178 x 218 (74 x 74 of 89 x 109), made smaller.
+def read_celeba(folder: str | Path, *, cache: str | Path | None = None, progress: Progress | None = None) -> ImageSets:
+    """Read CelebA from img_align_celeba: the central 148 x 148 of 178 x 218 (74 x 74 of 89 x 109), resized to 64 x 64.
 
-    Decoded once, on all cores, and kept as one file in the cache. The test images are the publisher's, by number; where
-    the folder ends before those, the last tenth. There are no labels. Needs the package pillow.
+    The images are decoded once, on all cores, and stored as one file in the cache. The test images are the publisher's,
+    by number, or the last tenth if the folder ends before them. There are no labels. Requires the package pillow.
 
     Args:
-        folder: Where 000001.jpg and so on are.
-        limit: Read only the first so many.
-        cache: The folder of the cache; `cache_dir()` unless told. Not written where it cannot be.
+        folder: The folder of 000001.jpg and so on.
+        cache: The folder of the cache; nothing is stored if it is not writable. Default: `cache_dir()`.
         progress: Called as progress("CelebA", images done, images in all).
 
     >>> import tempfile
@@ -60,15 +51,13 @@ def read_celeba(
     """
     folder = Path(folder)
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))
-    if limit is not None:
-        paths = paths[: check_count("limit", limit)]
     if len(paths) < 2:
         raise InputError(f"{folder} has {len(paths)} JPEG files: expected those of img_align_celeba, 000001.jpg and on")
-    kept = Path(cache or cache_dir()) / "celeba" / f"{_fingerprint(paths)}.pt"
-    images = _recall(kept, len(paths))
+    stored = Path(cache or cache_dir()) / "celeba" / f"{_fingerprint(paths)}.pt"
+    images = _load_cached(stored, len(paths))
     if images is None:
         images = _decode_all(paths, progress)
-        _keep(images, kept)
+        _store(images, stored)
     return _split(images, paths)
 
 
@@ -92,7 +81,7 @@ def _decode_all(paths: Sequence[Path], progress: Progress | None) -> Tensor:
     try:
         import PIL.Image  # noqa: F401  # before any thread needs it
     except ImportError as error:
-        raise InputError("reading JPEG files needs the package pillow: pip install torch-ncode[data]") from error
+        raise InputError("reading JPEG files needs the package pillow: pip install ncode-lab[images]") from error
     images = torch.empty(len(paths), 3, _SIDE, _SIDE, dtype=torch.uint8)
     done, lock = 0, threading.Lock()
 
@@ -105,7 +94,7 @@ def _decode_all(paths: Sequence[Path], progress: Progress | None) -> Tensor:
                 if done % 500 == 0 or done == len(paths):
                     progress("CelebA", done, len(paths))
 
-    # Threads are enough: pillow lets others run while it decodes.
+    # Threads are enough: pillow releases the interpreter's lock while it decodes.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         for _ in pool.map(decode, range(len(paths))):
             pass
@@ -117,14 +106,14 @@ def _decode(path: Path) -> Tensor:
 
     try:
         with Image.open(path) as image:
-            if image.size not in _SIZES:
+            if image.size not in _CROPS:
                 raise InputError(
                     f"{path} is {image.size[0]} x {image.size[1]}: expected an aligned image of CelebA, 178 x 218, or"
                     " 89 x 109 at half size"
                 )
-            side = _SIZES[image.size]
+            side = _CROPS[image.size]
+            # A box may begin between two pixels, as the central 74 of 89 does.
             left, top = (image.size[0] - side) / 2, (image.size[1] - side) / 2
-            # A box may begin between two pixels, as the middle 74 of 89 does.
             small = image.convert("RGB").resize(
                 (_SIDE, _SIDE), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
             )
@@ -135,7 +124,7 @@ def _decode(path: Path) -> Tensor:
 
 
 def _fingerprint(paths: Sequence[Path]) -> str:
-    """Another one for other files, changed files, and another way of cutting."""
+    """Hash names, sizes and times of the files, and how they are cropped."""
     digest = hashlib.sha256(_RECIPE.encode())
     for path in paths:
         status = path.stat()
@@ -143,23 +132,21 @@ def _fingerprint(paths: Sequence[Path]) -> str:
     return digest.hexdigest()[:24]
 
 
-def _recall(path: Path, count: int) -> Tensor | None:
-    """What was kept, if it is whole."""
+def _load_cached(path: Path, count: int) -> Tensor | None:
     try:
         images = torch.load(path, weights_only=True)
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
-        return None  # not there, or damaged: it is made anew
-    right = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape == (count, 3, _SIDE, _SIDE)
-    return images if right else None
+        return None  # missing or damaged: decoded again
+    valid = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape == (count, 3, _SIDE, _SIDE)
+    return images if valid else None
 
 
-def _keep(images: Tensor, path: Path) -> None:
-    """Keep for next time, where there is a place that can be written to."""
-    own = path.with_name(f"{path.name}.{os.getpid()}.part")
+def _store(images: Tensor, path: Path) -> None:
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(images, own)
-        os.replace(own, path)
-    except (OSError, RuntimeError):  # a full disk among them; the next run decodes again
+        torch.save(images, temporary)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError):  # not writable, or a full disk: the next run decodes again
         with contextlib.suppress(OSError):
-            own.unlink(missing_ok=True)
+            temporary.unlink(missing_ok=True)

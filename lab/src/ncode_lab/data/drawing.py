@@ -1,7 +1,8 @@
-"""Images drawn by us, for runs without any download: handwriting-like digits, and coloured shapes."""
+"""Images drawn by this package, for runs without downloads: digits of strokes, and coloured shapes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -12,22 +13,21 @@ from ncode import InputError
 from ncode.checks import check_count
 
 from .images import Images
-from .streams import Randomness, as_generator
-from .strokes import GLYPHS
+from .sampling import Randomness, as_generator
 
 _CHUNK = 100  # images drawn at once, which bounds the memory
 
-SHAPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {}
+Point = tuple[float, float]
 
 
 def draw_digits(count: int, *, generator: Randomness, side: int = 28, split: str = "train") -> Images:
-    """Digits of strokes, bent, turned, moved, of any thickness, with stray strokes and noise; grey, 10 classes.
+    """Draw grey digits of strokes that are bent, turned and moved, with stray strokes and noise; 10 classes.
 
     Args:
-        count: How many; as many of each class as can be.
+        count: Number of images; classes are as even as possible.
         generator: A torch.Generator on the CPU, or a seed.
-        side: Their height and width.
-        split: What the set is for.
+        side: Height and width.
+        split: The split that the set stands for.
 
     >>> from ncode_lab.data import draw_digits
     >>> draw_digits(20, generator=0)
@@ -40,13 +40,13 @@ def draw_digits(count: int, *, generator: Randomness, side: int = 28, split: str
 
 
 def draw_shapes(count: int, *, generator: Randomness, side: int = 32, split: str = "train") -> Images:
-    """Shapes of any colour, place, size and turn on a background of others, with noise; 10 classes.
+    """Draw shapes of random colour, place, size and angle on a background of another colour, with noise; 10 classes.
 
     Args:
-        count: How many; as many of each class as can be.
+        count: Number of images; classes are as even as possible.
         generator: A torch.Generator on the CPU, or a seed.
-        side: Their height and width.
-        split: What the set is for.
+        side: Height and width.
+        split: The split that the set stands for.
 
     >>> from ncode_lab.data import draw_shapes
     >>> draw_shapes(20, generator=0).classes[:4]
@@ -61,7 +61,7 @@ def draw_shapes(count: int, *, generator: Randomness, side: int = 32, split: str
 def _on_cpu(given: Randomness) -> torch.Generator:
     generator = as_generator(given)
     if generator.device.type != "cpu":
-        raise InputError(f"images are drawn on the CPU: give a generator of the CPU, and not of {generator.device}")
+        raise InputError(f"images are drawn on the CPU: use a CPU generator; given one on {generator.device}")
     return generator
 
 
@@ -74,7 +74,7 @@ def _between(low: float, high: float, generator: torch.Generator, *shape: int) -
 
 
 def _grid(side: int) -> Tensor:
-    """The middles of pixels, (side, side, 2), from -1 to 1."""
+    """Return the centres of pixels, (side, side, 2), from -1 to 1."""
     middle = (torch.arange(side) + 0.5) / side * 2 - 1
     return torch.stack(torch.meshgrid(middle, middle, indexing="xy"), -1)
 
@@ -82,6 +82,36 @@ def _grid(side: int) -> Tensor:
 def _turn(angle: Tensor) -> Tensor:
     cos, sin = angle.cos(), angle.sin()
     return torch.stack([cos, -sin, sin, cos], -1).view(-1, 2, 2)
+
+
+def _arc(x: float, y: float, width: float, height: float, start: float, stop: float, pieces: int) -> list[Point]:
+    """Return points on an ellipse around (x, y), between two angles, clockwise from the right; y points down."""
+    angles = (math.radians(start + (stop - start) * k / pieces) for k in range(pieces + 1))
+    return [(x + width * math.cos(angle), y + height * math.sin(angle)) for angle in angles]
+
+
+_STROKES: list[list[list[Point]]] = [
+    [_arc(0.0, 0.0, 0.6, 1.0, 0, 360, 14)],
+    [[(-0.35, -0.6), (0.05, -1.0), (0.05, 1.0)]],
+    [[*_arc(0.0, -0.5, 0.55, 0.5, 190, 390, 8), (-0.6, 1.0), (0.65, 1.0)]],
+    [_arc(-0.05, -0.52, 0.55, 0.48, 200, 450, 7), _arc(-0.05, 0.48, 0.62, 0.52, 270, 520, 7)],
+    [[(0.3, 1.0), (0.3, -1.0), (-0.65, 0.35), (0.7, 0.35)]],
+    [[(0.55, -1.0), (-0.45, -1.0), (-0.5, -0.1), *_arc(0.0, 0.38, 0.6, 0.6, 230, 510, 8)]],
+    [[(0.4, -1.0), (-0.2, -0.55), (-0.58, 0.3), *_arc(0.0, 0.45, 0.58, 0.55, 180, 530, 10)]],
+    [[(-0.6, -1.0), (0.6, -1.0), (-0.1, 1.0)]],
+    [_arc(0.0, -0.5, 0.48, 0.48, 90, 450, 8), _arc(0.0, 0.5, 0.58, 0.5, 270, 630, 8)],
+    [[*_arc(0.0, -0.45, 0.55, 0.52, 0, 360, 10), (0.5, 0.2), (0.3, 1.0)]],
+]
+
+
+def _segments(lines: list[list[Point]], count: int) -> Tensor:
+    """Return the ends of segments, (count, 2, 2); the last one is repeated as padding, which draws nothing new."""
+    pairs = [[a, b] for line in lines for a, b in itertools.pairwise(line)]
+    return torch.tensor(pairs + pairs[-1:] * (count - len(pairs)))
+
+
+_SEGMENTS_PER_DIGIT = max(sum(len(line) - 1 for line in lines) for lines in _STROKES)
+GLYPHS = torch.stack([_segments(lines, _SEGMENTS_PER_DIGIT) for lines in _STROKES])  # (10, segments, 2 ends, 2)
 
 
 def _digits(labels: Tensor, side: int, generator: torch.Generator) -> Tensor:
@@ -98,14 +128,14 @@ def _digits(labels: Tensor, side: int, generator: torch.Generator) -> Tensor:
 
 
 def _stretch(batch: int, generator: torch.Generator) -> Tensor:
-    """A size, a width for the height, and a slant."""
+    """Draw matrices of a size, an aspect ratio and a slant."""
     size, ratio = _between(0.5, 0.8, generator, batch), _between(0.75, 1.15, generator, batch)
     slant, zero = _between(-0.35, 0.35, generator, batch), torch.zeros(batch)
     return torch.stack([size * ratio, size * slant, zero, size], -1).view(-1, 2, 2)
 
 
 def _bend(ends: Tensor, generator: torch.Generator) -> Tensor:
-    """Move all ends along a smooth wave, so that strokes stay joined."""
+    """Move all ends by a smooth wave, so that strokes stay joined."""
     batch = len(ends)
     wave = _between(-1.5, 1.5, generator, batch, 2, 2)
     phase = _between(0, 2 * math.pi, generator, batch, 1, 1, 2)
@@ -113,11 +143,11 @@ def _bend(ends: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _ink(ends: Tensor, side: int, thickness: Tensor) -> Tensor:
-    """Strokes from segments (batch, S, 2 ends, 2), with soft edges of about a pixel: (batch, side, side)."""
+    """Draw segments (batch, S, 2 ends, 2) with soft edges of about one pixel: (batch, side, side)."""
     pixels, start, along = _grid(side).view(-1, 2), ends[:, :, 0], ends[:, :, 1] - ends[:, :, 0]
     forward = along @ pixels.T - (along * start).sum(-1, keepdim=True)
     length = (along**2).sum(-1, keepdim=True).clamp(min=1e-9)
-    share = (forward / length).clamp(0, 1)  # how far along the segment its point nearest to the pixel lies
+    share = (forward / length).clamp(0, 1)  # position of the point nearest to the pixel, from 0 to 1 along the segment
     to_start = (pixels**2).sum(-1) - 2 * start @ pixels.T + (start**2).sum(-1, keepdim=True)
     squared = to_start - 2 * share * forward + share**2 * length
     distance = squared.amin(1).clamp(min=0).sqrt()
@@ -138,7 +168,7 @@ def _shapes(labels: Tensor, side: int, generator: torch.Generator) -> Tensor:
 
 
 def _colours(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two colours for each image, never too near to each other."""
+    """Draw two colours per image that differ clearly."""
     first = torch.rand(batch, 3, 1, 1, generator=generator)
     away = _between(0.35, 0.65, generator, batch, 3, 1, 1)
     second = (first + away) % 1.0
@@ -146,68 +176,40 @@ def _colours(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def _shade(batch: int, side: int, generator: torch.Generator) -> Tensor:
-    """Light that changes slowly over the image."""
+    """Draw a brightness that changes slowly over the image."""
     slope = _between(-0.3, 0.3, generator, batch, 2)
     return 1 + torch.einsum("hwj,bj->bhw", _grid(side), slope)[:, None]
 
 
-def _shape(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    SHAPES[function.__name__.strip("_").replace("_", " ")] = function
-    return function
-
-
-# Each says how far (x, y) is outside of the shape: negative inside, and about right near the edge.
-
-
-@_shape
-def _disk(x: Tensor, y: Tensor) -> Tensor:
-    return torch.hypot(x, y) - 0.9
-
-
-@_shape
-def _ring(x: Tensor, y: Tensor) -> Tensor:
-    return (torch.hypot(x, y) - 0.75).abs() - 0.2
-
-
-@_shape
 def _square(x: Tensor, y: Tensor) -> Tensor:
-    return torch.maximum(x.abs(), y.abs()) - 0.8
+    return torch.maximum(x.abs(), y.abs())
 
 
-@_shape
-def _frame(x: Tensor, y: Tensor) -> Tensor:
-    return (torch.maximum(x.abs(), y.abs()) - 0.7).abs() - 0.18
-
-
-@_shape
-def _triangle(x: Tensor, y: Tensor) -> Tensor:
-    return torch.maximum(0.866 * x.abs() - 0.5 * y, y) - 0.5
-
-
-@_shape
 def _cross(x: Tensor, y: Tensor) -> Tensor:
-    long, short = torch.maximum(x.abs(), y.abs()), torch.minimum(x.abs(), y.abs())
-    return torch.maximum(long - 1.0, short - 0.28)
+    return torch.maximum(_square(x, y) - 1.0, torch.minimum(x.abs(), y.abs()) - 0.28)
 
 
-@_shape
 def _star(x: Tensor, y: Tensor) -> Tensor:
     angle = torch.atan2(x, -y)
     nearest = (angle * 5 / (2 * math.pi) + 0.5) % 1.0 - 0.5  # of five points, one up
     return torch.hypot(x, y) - (1.1 - 1.3 * nearest.abs())
 
 
-@_shape
-def _crescent(x: Tensor, y: Tensor) -> Tensor:
-    return torch.maximum(torch.hypot(x, y) - 0.95, 0.75 - torch.hypot(x - 0.5, y))
-
-
-@_shape
 def _stripes(x: Tensor, y: Tensor) -> Tensor:
     bar = ((y * 1.5 + 0.5) % 1.0 - 0.5).abs() / 1.5 - 0.18
     return torch.maximum(bar, torch.maximum(x.abs() - 0.9, y.abs() - 0.9))
 
 
-@_shape
-def _two_disks(x: Tensor, y: Tensor) -> Tensor:
-    return torch.hypot(x.abs() - 0.55, y) - 0.42
+# Signed distances of (x, y) from each shape: negative inside, approximate except near the edge.
+SHAPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "disk": lambda x, y: torch.hypot(x, y) - 0.9,
+    "ring": lambda x, y: (torch.hypot(x, y) - 0.75).abs() - 0.2,
+    "square": lambda x, y: _square(x, y) - 0.8,
+    "frame": lambda x, y: (_square(x, y) - 0.7).abs() - 0.18,
+    "triangle": lambda x, y: torch.maximum(0.866 * x.abs() - 0.5 * y, y) - 0.5,
+    "cross": _cross,
+    "star": _star,
+    "crescent": lambda x, y: torch.maximum(torch.hypot(x, y) - 0.95, 0.75 - torch.hypot(x - 0.5, y)),
+    "stripes": _stripes,
+    "two disks": lambda x, y: torch.hypot(x.abs() - 0.55, y) - 0.42,
+}

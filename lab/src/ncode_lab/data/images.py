@@ -1,9 +1,9 @@
-"""Images with their labels, as they are kept: uint8, the whole set in one tensor."""
+"""Sets of images with their labels: uint8, each set in one tensor."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,12 +11,12 @@ from torch import Tensor
 from ncode import InputError
 from ncode.checks import check_count
 
-from .streams import stream
+from .sampling import stream
 
 
 @dataclass(frozen=True, eq=False)
 class Images:
-    """A set of images, uint8 as published; `to` puts the whole of it on a device, where batches are then taken.
+    """A set of images, uint8 as published; `to` puts the whole set on a device, where batches are then taken.
 
     >>> import torch
     >>> from ncode_lab.data import Images
@@ -26,11 +26,11 @@ class Images:
     """
 
     images: Tensor  # (N, C, H, W), uint8
-    labels: Tensor  # (N,), int64; all 0 where the set has none, and `classes` is then empty
+    labels: Tensor  # (N,), int64; all 0 if the set has none, and `classes` is then empty
     name: str
     classes: tuple[str, ...] = ()
     split: str = "train"
-    generated: bool = False  # drawn by us in place of a published set
+    generated: bool = False  # drawn by `draw_digits` or `draw_shapes` in place of a published set
 
     def __post_init__(self) -> None:
         """Check shapes and dtypes."""
@@ -40,48 +40,45 @@ class Images:
             )
         if self.labels.dtype != torch.int64 or self.labels.shape != self.images.shape[:1]:
             raise InputError(
-                f"labels must be int64, one an image, ({len(self.images)},); given {self.labels.dtype},"
+                f"labels must be int64, one per image, ({len(self.images)},); given {self.labels.dtype},"
                 f" {tuple(self.labels.shape)}"
             )
 
     def __len__(self) -> int:
-        """How many."""
         return len(self.images)
 
     def __repr__(self) -> str:
-        """Name, split, number, shape and device."""
         shape = " x ".join(map(str, self.shape))
         return f"Images({self.name}, {self.split}, {len(self)} of {shape}, on {self.images.device})"
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
+        """The shape (C, H, W) of one image."""
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
     @property
     def device(self) -> torch.device:
-        """Where the images are."""
+        """The device of the images."""
         return self.images.device
 
     def to(self, device: str | torch.device) -> Images:
-        """The whole set on another device, as uint8."""
+        """Copy the whole set to a device, as uint8."""
         return replace(self, images=self.images.to(device), labels=self.labels.to(device))
 
     def take(self, indices: Tensor | list[int] | slice) -> Images:
-        """Some of them."""
+        """Select images by index."""
         if isinstance(indices, list):
             indices = torch.tensor(indices, dtype=torch.int64)
         return replace(self, images=self.images[indices], labels=self.labels[indices])
 
     def float(self, indices: Tensor | list[int] | slice | None = None) -> Tensor:
-        """Images, or some of them, as float32 from 0 to 1."""
+        """Return the images, or those at `indices`, as float32 from 0 to 1."""
         images = self.images if indices is None else self.images[indices]
         return images.float() / 255
 
 
-@dataclass(frozen=True, eq=False)
-class ImageSets:
+class ImageSets(NamedTuple):
     """The training and the test images of a data set; unpacks into both.
 
     >>> from ncode_lab.data import ImageSets, draw_digits
@@ -93,38 +90,77 @@ class ImageSets:
     train: Images
     test: Images
 
-    def __iter__(self) -> Iterator[Images]:
-        """Training, then test images."""
-        return iter((self.train, self.test))
-
     @property
     def name(self) -> str:
-        """Of the data set."""
+        """The name of the data set."""
         return self.train.name
 
     @property
     def generated(self) -> bool:
-        """Whether it was drawn by us in place of a published set."""
+        """Whether the images were drawn in place of a published set."""
         return self.train.generated
 
     def to(self, device: str | torch.device) -> ImageSets:
-        """Both on another device."""
+        """Copy both to a device."""
         return ImageSets(self.train.to(device), self.test.to(device))
 
 
 def hold_out(images: Images, count: int = 5000, seed: int = 0) -> tuple[Images, Images]:
-    """Set images aside to choose models by, so that the test set never is. A function of the seed alone.
+    """Split images at random into the rest and `count` held-out ones, to choose models without the test set.
 
-    Returns the rest and those set aside, each in the order in which they were.
+    Both parts keep the order of the images; the split depends on the seed alone.
 
     >>> from ncode_lab.data import draw_digits, hold_out
-    >>> rest, chosen_by = hold_out(draw_digits(100, generator=0), 20)
-    >>> len(rest), len(chosen_by), chosen_by.split
+    >>> rest, held_out = hold_out(draw_digits(100, generator=0), 20)
+    >>> len(rest), len(held_out), held_out.split
     (80, 20, 'held-out')
     """
     count = check_count("count", count)
     if count >= len(images):
         raise InputError(f"cannot hold out {count} of {len(images)} images: nothing would be left to train on")
     order = torch.randperm(len(images), generator=stream(seed, "hold out"))
-    held, rest = (part.sort().values.to(images.device) for part in (order[:count], order[count:]))
-    return images.take(rest), replace(images.take(held), split="held-out")
+    held_out, rest = (part.sort().values.to(images.device) for part in (order[:count], order[count:]))
+    return images.take(rest), replace(images.take(held_out), split="held-out")
+
+
+@dataclass(frozen=True, eq=False)
+class Normalisation:
+    """(x - mean) / std per channel, for images from 0 to 1. Compute it from the training images, and use it for all.
+
+    >>> import torch
+    >>> from ncode_lab.data import Normalisation, draw_shapes
+    >>> images = draw_shapes(50, generator=0)
+    >>> normalise = Normalisation.of(images)
+    >>> x = normalise(images.images)
+    >>> bool(x.mean().abs() < 1e-4), bool((normalise.undo(x) - images.float()).abs().max() < 1e-5)
+    (True, True)
+    """
+
+    mean: Tensor  # (C,), float32
+    std: Tensor  # (C,), float32
+
+    @classmethod
+    def of(cls, images: Images) -> Normalisation:
+        """Compute it from a set, on its device. Pixels are counted, so the result is the same on every device."""
+        mean, std = [], []
+        level = torch.arange(256, dtype=torch.float64)
+        for channel in images.images.unbind(1):
+            count = torch.bincount(channel.flatten(), minlength=256).cpu().double()
+            mean.append((count @ level) / count.sum() / 255)
+            std.append(((count @ level**2) / count.sum() / 255**2 - mean[-1] ** 2).clamp(min=0).sqrt())
+        # A constant channel is not scaled.
+        scale = [value if value > 0 else torch.ones_like(value) for value in std]
+        return cls(torch.stack(mean).float(), torch.stack(scale).float()).to(images.device)
+
+    def to(self, device: str | torch.device) -> Normalisation:
+        """Copy to a device."""
+        return Normalisation(self.mean.to(device), self.std.to(device))
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Normalise images (..., C, H, W): uint8, or floats from 0 to 1."""
+        x = images.float() / 255 if images.dtype == torch.uint8 else images
+        return (x - self.mean[:, None, None]) / self.std[:, None, None]
+
+    def undo(self, x: Tensor) -> Tensor:
+        """Return images from 0 to 1."""
+        return x * self.std[:, None, None] + self.mean[:, None, None]

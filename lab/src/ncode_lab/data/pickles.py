@@ -1,4 +1,4 @@
-"""Pickles of others, read without running anything that they ask for."""
+"""Pickles from other people, read without running anything in them."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from torch import Tensor
 from ncode import InputError
 
 
-class Refused(InputError):
-    """A pickle that asks for more than arrays of bytes and plain containers."""
+class RefusedPickle(InputError):
+    """A pickle with more than arrays of bytes and plain containers."""
 
 
 def read_pickle(data: bytes, name: str) -> Any:
-    """What a pickle holds: containers, numbers, strings, and numpy's arrays of bytes as tensors.
+    """Read containers, numbers, strings, and numpy arrays of bytes as tensors.
 
-    Arrays are put together here from their bytes. No function of another package is looked up, so none can be called.
+    Arrays are assembled here from their bytes. No function of another package is looked up, so none can be called.
     """
     try:
-        return _tensors(_Reader(io.BytesIO(data), name).load())
-    except Refused:
+        return _to_tensors(_Unpickler(io.BytesIO(data), name).load())
+    except RefusedPickle:
         raise
     except Exception as error:
-        # A damaged pickle can end in nearly any error, since its bytes are commands.
+        # A damaged pickle can raise nearly any error, since its bytes are instructions.
         raise InputError(
             f"{name} is damaged: it is not a pickle of images ({error}). Put a good copy there."
         ) from error
 
 
-class _Reader(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):
     def __init__(self, file: io.BytesIO, name: str):
         super().__init__(file, encoding="bytes")
         self.name = name
-        # Made anew for each pickle, so that what one sets on them is not met by the next.
+        # Created per pickle, so that attributes set by one are not seen by the next.
         self.known: dict[tuple[str, str], object] = {
             ("numpy", "ndarray"): None,
-            ("numpy", "dtype"): _Call(_Kind),
-            ("_codecs", "encode"): _Call(_encode),
+            ("numpy", "dtype"): _Function(_Dtype),
+            ("_codecs", "encode"): _Function(_encode),
         }
         for core in ("numpy.core", "numpy._core"):
-            self.known[f"{core}.multiarray", "_reconstruct"] = _Call(_Array)
-            self.known[f"{core}.numeric", "_frombuffer"] = _Call(_from_buffer)
+            self.known[f"{core}.multiarray", "_reconstruct"] = _Function(_Array)
+            self.known[f"{core}.numeric", "_frombuffer"] = _Function(_from_buffer)
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         if (module_name, global_name) not in self.known:
-            raise Refused(
+            raise RefusedPickle(
                 f"{self.name} is refused: a pickle of images asks for {module_name}.{global_name}, which could run"
                 " code. Only arrays of bytes and plain containers are read. Fetch the file again from its publisher."
             )
         return self.known[module_name, global_name]
 
 
-class _Call:
-    """A function that a pickle may call."""
+class _Function:
+    """A function that a pickle may call, and on which it can set no attributes."""
 
     __slots__ = ("function",)
 
@@ -69,36 +69,34 @@ class _Call:
         return self.function(*args)
 
 
-class _Kind:
-    """A dtype: only bytes are admitted."""
-
+class _Dtype:
     def __init__(self, name: Any, *_: Any):
         if name not in ("u1", b"u1"):
             raise InputError(f"it has an array of {name!r}, and not of bytes")
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and the like: of no matter for bytes."""
+        """Ignore byte order and the like, which do not matter for bytes."""
 
 
 class _Array:
-    """An array in the making: numpy first makes an empty one, and then sets what is in it."""
+    """An array under construction: numpy first creates an empty one, and then sets its state."""
 
     def __init__(self, *_: Any):
         self.tensor: Tensor | None = None
 
     def __setstate__(self, state: Any) -> None:
-        _, shape, kind, fortran, data = state
-        self.tensor = _tensor(data, kind, shape, bool(fortran))
+        _, shape, dtype, fortran, data = state
+        self.tensor = _tensor(data, dtype, shape, bool(fortran))
 
 
-def _from_buffer(data: Any, kind: Any, shape: Any, order: Any) -> _Array:
+def _from_buffer(data: Any, dtype: Any, shape: Any, order: Any) -> _Array:
     array = _Array()
-    array.tensor = _tensor(data, kind, shape, order in ("F", b"F"))
+    array.tensor = _tensor(data, dtype, shape, order in ("F", b"F"))
     return array
 
 
-def _tensor(data: Any, kind: Any, shape: Any, fortran: bool) -> Tensor:
-    if not isinstance(kind, _Kind) or not isinstance(data, bytes | bytearray):
+def _tensor(data: Any, dtype: Any, shape: Any, fortran: bool) -> Tensor:
+    if not isinstance(dtype, _Dtype) or not isinstance(data, bytes | bytearray):
         raise InputError("it has an array that is not of bytes")
     shape = tuple(int(size) for size in shape)
     if len(data) != math.prod(shape):
@@ -106,23 +104,21 @@ def _tensor(data: Any, kind: Any, shape: Any, fortran: bool) -> Tensor:
     flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     if not fortran:
         return flat.reshape(shape)
-    # Its columns lie one after another.
     return flat.reshape(shape[::-1]).permute(*reversed(range(len(shape)))).contiguous()
 
 
 def _encode(text: Any, encoding: Any) -> bytes:
-    """Bytes, as Python 3 writes them into the pickles of Python 2."""
+    """Return the bytes that Python 3 writes as text into pickles for Python 2."""
     if encoding not in ("latin1", b"latin1") or not isinstance(text, str):
         raise InputError("it encodes something other than bytes")
     return text.encode("latin1")
 
 
-def _tensors(value: Any) -> Any:
-    """The same containers, with tensors for arrays."""
+def _to_tensors(value: Any) -> Any:
     if isinstance(value, _Array):
         return value.tensor
     if isinstance(value, dict):
-        return {key: _tensors(item) for key, item in value.items()}
+        return {key: _to_tensors(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_tensors(item) for item in value)
+        return type(value)(_to_tensors(item) for item in value)
     return value

@@ -2,7 +2,7 @@ import hashlib
 
 import pytest
 from ncode_lab.data import DATASETS, MissingData, find, load
-from ncode_lab.data.sources import SOURCES, File
+from ncode_lab.data.datasets import SOURCES, File
 
 import ncode
 
