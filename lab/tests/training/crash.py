@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import torch
-from ncode_lab.training.log import MetricsLog
+from ncode_lab.training.progress import MetricsLog
 from safetensors.torch import load_file
 
 from .tiny import Tiny, context_at, same, train

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ncode_lab.training import RunError
-from ncode_lab.training.checkpoint import MANIFEST, STATE, WEIGHTS, Checkpoints, Saved
+from ncode_lab.training.checkpoint import MANIFEST, STATE, WEIGHTS, Checkpoint, Checkpoints
 
 from .tiny import same
 
@@ -14,7 +14,7 @@ FILES = (WEIGHTS, STATE, MANIFEST)
 
 
 def saved(step):
-    return Saved(step, {"weight": torch.full((5,), float(step))}, {"optimiser": {"lr": 0.1}})
+    return Checkpoint(step, {"weight": torch.full((5,), float(step))}, {"optimiser": {"lr": 0.1}})
 
 
 def checkpoints(folder, steps=(100, 200)):

@@ -1,11 +1,15 @@
 import builtins
 import sys
+from typing import NamedTuple
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from ncode_lab.training import RunOptions
 from ncode_lab.training import devices as device_module
-from ncode_lab.training.devices import start_fabric
+from ncode_lab.training.devices import shard_batch, start_fabric
+from torch import Tensor
 
 from ncode import InputError
 
@@ -22,14 +26,14 @@ def modes():
 
 def test_cuda_that_is_not_there_is_told_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InputError, match="'cuda' was asked for, and torch finds none here: choose --device cpu"):
+    with pytest.raises(InputError, match="'cuda' was requested, but torch finds no CUDA device: choose --device cpu"):
         start_fabric(RunOptions(device="cuda"))
 
 
 def test_more_devices_than_there_are_is_told_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InputError, match="8 CUDA devices were asked for, and there are 2"):
+    with pytest.raises(InputError, match="8 CUDA devices were requested, but there are 2"):
         start_fabric(RunOptions(devices=8))
 
 
@@ -64,7 +68,7 @@ def test_fabric_is_found_under_either_name(monkeypatch):
         return there
 
     monkeypatch.setattr(device_module, "import_module", find)
-    assert device_module._lightning() is there
+    assert device_module._import_fabric() is there
     assert asked == ["lightning_fabric", "lightning.fabric"]
 
 
@@ -99,7 +103,7 @@ def test_tensorboard_that_is_not_installed_is_told_so(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", find)
-    with pytest.raises(InputError, match="pip install tensorboard"):
+    with pytest.raises(InputError, match=r"pip install 'ncode-lab\[tensorboard\]'"):
         start_fabric(RunOptions(device="cpu", tensorboard=True))
 
 
@@ -117,3 +121,29 @@ def test_a_run_on_cuda_stops_and_goes_on(tmp_path, precision):
 
 def test_the_desk_knows_its_device(tmp_path):
     assert context_at(tmp_path).device == torch.device("cpu")
+
+
+class Pair(NamedTuple):
+    x: Tensor
+    y: Tensor
+
+
+@given(st.integers(1, 6), st.integers(1, 4))
+def test_the_shares_of_all_devices_are_the_batch(devices, part):
+    x = torch.arange(devices * part * 2.0).reshape(-1, 2)
+    batch = {"pair": Pair(x, x[:, 0]), "list": [x], "scale": 2.0, "scalar": torch.tensor(1.0)}
+    parts = [shard_batch(batch, rank, devices) for rank in range(devices)]
+    assert torch.equal(torch.cat([each["pair"].x for each in parts]), x)
+    assert torch.equal(torch.cat([each["pair"].y for each in parts]), x[:, 0])
+    assert all(each["list"][0].shape == (part, 2) for each in parts)
+    assert all(each["scale"] == 2.0 and each["scalar"] == 1.0 for each in parts)
+
+
+def test_a_batch_that_cannot_be_shared_equally_is_told_so():
+    with pytest.raises(InputError, match="a batch of 7 cannot be split equally over 2 devices: choose a batch size"):
+        shard_batch((torch.zeros(7), 1.0), 0, 2)
+
+
+def test_tensors_of_different_lengths_cannot_be_shared():
+    with pytest.raises(InputError, match=r"must have one length.*given \[2, 4\]"):
+        shard_batch((torch.zeros(4), torch.zeros(2)), 0, 2)

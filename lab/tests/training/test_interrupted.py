@@ -67,7 +67,7 @@ def test_a_signal_lets_the_step_finish_and_writes_a_checkpoint(tmp_path, capsys,
         train(tmp_path, at_step=asked, options={"save_every": 0})
     assert stopped.value.code == 130
     assert os.listdir(tmp_path / "checkpoints" / "model") == ["step-000003"]
-    assert "stopped after step 3 of 6; go on with: ncode" in capsys.readouterr().err
+    assert "stopped after step 3 of 6; resume with: ncode" in capsys.readouterr().err
     assert same(train(tmp_path), whole)
 
 
@@ -151,7 +151,7 @@ def test_a_fit_that_had_finished_is_loaded_and_all_that_follows_is_the_same(tmp_
 
 def test_seconds_are_those_of_all_lives(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("ncode_lab.training.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("ncode_lab.training.progress.time.perf_counter", lambda: now[0])
 
     def life(begins, at_step=None):
         now[0] = begins

@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 from ncode_lab.training import Loss, RunError, Task
-from ncode_lab.training.log import MetricsLog
+from ncode_lab.training.progress import MetricsLog
 from torch import nn
 
 from ncode import InputError
@@ -96,7 +96,7 @@ def test_several_fits_of_a_trial_keep_apart(tmp_path):
     context.fit(Tiny(), "decoder")
     curves = context.curves()
     assert curves["encoder train step"] == curves["decoder train step"] == [1, 2, 3, 4, 5, 6]
-    with pytest.raises(InputError, match="has fitted 'decoder' already"):
+    with pytest.raises(InputError, match="has already fitted 'decoder'"):
         context.fit(Tiny(), "decoder")
 
 
@@ -126,8 +126,8 @@ def test_a_curve_has_nan_where_a_line_has_no_number(tmp_path):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda model, batch, step: Loss(model(batch["x"]), {}), r"a loss is one number; given one of shape \(8, 1\)"),
-        (lambda model, batch, step: Loss(model(batch["x"]).mean(), {"a": batch["x"]}), "'a' has the shape"),
+        (lambda model, batch, step: Loss(model(batch["x"]), {}), r"a loss must be a scalar; given shape \(8, 1\)"),
+        (lambda model, batch, step: Loss(model(batch["x"]).mean(), {"a": batch["x"]}), "'a' has shape"),
         (lambda model, batch, step: Loss(model(batch["x"]).mean(), {"step": 1}), "may not use the names"),
     ],
 )

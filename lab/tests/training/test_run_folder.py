@@ -4,8 +4,9 @@ import os
 import re
 
 import pytest
-from ncode_lab.training import Result, RunFolder, lock
+from ncode_lab.training import Result, RunFolder
 from ncode_lab.training import run_folder as folder_module
+from ncode_lab.training.run_folder import find_unfinished, unlock_folder
 
 from ncode import InputError
 
@@ -38,7 +39,7 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch)
     for number, each in enumerate(folders):
         assert json.loads((each.path / "run.json").read_text())["number"] == number
     # The twelfth is newer than the second, though it sorts before it.
-    assert RunFolder.latest_unfinished(tmp_path, "annuli").path == folders[-1].path
+    assert find_unfinished(tmp_path, "annuli") == folders[-1].path
 
 
 def test_the_record_is_rewritten_whole(tmp_path):
@@ -51,23 +52,23 @@ def test_the_record_is_rewritten_whole(tmp_path):
 
 
 def test_the_latest_unfinished_run_is_of_the_same_experiment_and_not_finished(tmp_path):
-    assert RunFolder.latest_unfinished(tmp_path / "none", "annuli") is None
+    assert find_unfinished(tmp_path / "none", "annuli") is None
     first, second = create(tmp_path), create(tmp_path)
     create(tmp_path, "annuli-large")
     (tmp_path / "annuli-2999-01-01-000000").mkdir()
     second.finish()
     assert second.record["finished"]
-    assert RunFolder.latest_unfinished(tmp_path, "annuli").path == first.path
+    assert find_unfinished(tmp_path, "annuli") == first.path
     first.finish()
-    assert RunFolder.latest_unfinished(tmp_path, "annuli") is None
+    assert find_unfinished(tmp_path, "annuli") is None
 
 
 def test_a_run_that_is_under_way_in_another_process_is_left_alone(tmp_path, monkeypatch):
     older, newer = create(tmp_path), create(tmp_path)
-    lock.release(older.path)
+    unlock_folder(older.path)
     # As in another process, which does not hold what this one holds.
-    monkeypatch.setattr(lock, "_held", {})
-    assert RunFolder.latest_unfinished(tmp_path, "annuli").path == older.path
+    monkeypatch.setattr(folder_module, "_lock_handles", {})
+    assert find_unfinished(tmp_path, "annuli") == older.path
     with pytest.raises(InputError, match="another process is running"):
         RunFolder.open(newer.path)
 
@@ -100,7 +101,7 @@ def test_a_damaged_result_is_named(tmp_path, content):
 
 
 def test_what_is_no_run_folder_is_told_so(tmp_path):
-    with pytest.raises(InputError, match="not the folder of a run"):
+    with pytest.raises(InputError, match="it is not a run folder"):
         RunFolder.open(tmp_path)
 
 

@@ -66,7 +66,7 @@ def context_at(folder, progress=None, **options):
     progress = progress or Progress(quiet=options.quiet, prints=fabric.is_global_zero)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    return TrialContext(fabric, folder, Trial("tiny", "products"), "smoke", options, progress)
+    return TrialContext(fabric, folder, Trial("tiny", "products"), options, progress)
 
 
 def train(folder, progress=None, options=None, **task):
@@ -101,7 +101,7 @@ def main(folder, options=None, stop_at=None, **task):
     context.save_tensors("after", drawn=torch.rand(3))
     run = RunFolder.create(context.folder / "runs", "tiny", {}, context.fabric)
     run.write_result("tiny", Result("tiny", "", "", "", 0, {}, context.final, 0, 0.0, "", {}, "", ""))
-    found = RunFolder.latest_unfinished(context.folder / "runs", "tiny", context.fabric)
+    found = RunFolder.open(run.path, context.fabric)
     sums = {name: value.sum().item() for name, value in model.state_dict().items()}
     told = {"rank": context.fabric.global_rank, "sums": sums, "run": run.path.name, "found": found.path.name}
     line = json.dumps({**told, "final": context.final, "result": found.result("tiny").metrics})

@@ -10,7 +10,7 @@ from ncode import InputError
 
 from ..experiments import EXPERIMENTS, Experiment, run
 from ..training import RunOptions
-from ..training.devices import first_process
+from ..training.devices import is_first_process
 from ..training.run_folder import find_unfinished, read_record
 from .form import Form, chosen_preset, parse
 from .naming import take_experiment
@@ -36,7 +36,7 @@ def answer(words: list[str]) -> int:
             raise InputError(f"there is no unfinished run of {kind.name} in {form.options.out}: leave --resume out")
         form, preset = _as_before(kind, before, rest, program)
         path = run(form.settings, preset, form.options, before)
-    if not form.options.quiet and first_process():
+    if not form.options.quiet and is_first_process():
         print(path)
     return 0
 

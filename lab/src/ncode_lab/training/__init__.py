@@ -1,4 +1,4 @@
-"""Training: tasks, run folders, checkpoints that a run goes on from, and what the user sees meanwhile."""
+"""Training: tasks, run folders, checkpoints from which a run resumes bit by bit, and progress."""
 
 from .errors import RunError, Stopped
 from .options import RunOptions

@@ -1,10 +1,11 @@
-"""Checkpoints: folders that are whole or not there, and known by their sums."""
+"""Checkpoints of a training run, and the weights of its best evaluation."""
 
 from __future__ import annotations
 
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -16,15 +17,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .files import explain_os_errors, sync_folder, write_through
+from ncode.checks import check_choice
+
+from .files import explain_os_errors, sync_folder, write_synced
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
-KEPT = 2
+CHECKPOINTS_KEPT = 2
+BEST_STEP = "best step"
 _NAME = re.compile(r"step-(\d+)")
 
 
-class Saved(NamedTuple):
-    """A model after so many steps, and what is needed to go on."""
+class Checkpoint(NamedTuple):
+    """The weights of a model after some step, and the state needed to continue training."""
 
     step: int
     weights: dict[str, Tensor]
@@ -32,111 +36,150 @@ class Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one fit, the last two of them.
+    """The last two checkpoints of one fit: folders that are complete or absent, verified by checksums.
 
     Args:
-        folder: Where they are, one folder each: step-000200.
-        warn: Told of each that is damaged.
+        folder: The folder that holds them, one folder per checkpoint: step-000200.
+        warn: Called with a message for each damaged checkpoint.
 
     >>> from tempfile import TemporaryDirectory
-    >>> place = TemporaryDirectory()
-    >>> checkpoints = Checkpoints(Path(place.name), warn=print)
-    >>> checkpoints.write(Saved(200, {"weight": torch.ones(2)}, {"optimiser": {}}))
+    >>> temporary = TemporaryDirectory()
+    >>> checkpoints = Checkpoints(Path(temporary.name), warn=print)
+    >>> checkpoints.write(Checkpoint(200, {"weight": torch.ones(2)}, {"optimiser": {}}))
     >>> checkpoints.load().step
     200
-    >>> place.cleanup()
+    >>> temporary.cleanup()
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]):
         self.folder, self._warn = folder, warn
 
-    def write(self, saved: Saved) -> None:
-        """Write one, and remove all but the last two. Where it fails, those before it are left as they are."""
-        target = self.folder / f"step-{saved.step:06d}"
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Write a checkpoint, then remove all but the last two. If writing fails, earlier ones stay untouched."""
+        target = self.folder / f"step-{checkpoint.step:06d}"
         temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
-        contents = _pack(saved)
+        contents = _pack(checkpoint)
         with explain_os_errors(target):
             self.folder.mkdir(parents=True, exist_ok=True)
             try:
                 temporary.mkdir()
                 for name, content in contents.items():
-                    write_through(temporary / name, content)
+                    write_synced(temporary / name, content)
                 sync_folder(temporary)
-                self._discard(target)
+                self._remove(target)
                 os.rename(temporary, target)
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
             sync_folder(self.folder)
-            for old in self._whole()[:-KEPT]:
-                self._discard(old)
+            for old in self._paths()[:-CHECKPOINTS_KEPT]:
+                self._remove(old)
 
-    def load(self) -> Saved | None:
-        """The newest that is not damaged; None where there is none. Remains of a write that was cut off are removed."""
+    def load(self) -> Checkpoint | None:
+        """Load the newest undamaged checkpoint; None if there is none. Removes what interrupted writes left behind."""
         if not self.folder.is_dir():
             return None
-        for remains in self.folder.glob(".*.tmp"):
-            shutil.rmtree(remains, ignore_errors=True)
-        for path in reversed(self._whole()):
+        for leftover in self.folder.glob(".*.tmp"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        for path in reversed(self._paths()):
             try:
                 return _unpack(path)
-            except Damaged as reason:
-                aside = self._set_aside(path)
+            except DamagedCheckpoint as reason:
+                renamed = self._set_aside(path)
                 self._warn(
-                    f"the checkpoint {path} is damaged ({reason}): the one before is used, this one is now {aside}"
+                    f"the checkpoint {path} is damaged ({reason}): it was renamed to {renamed}, and the previous one"
+                    " is used"
                 )
         return None
 
-    def _whole(self) -> list[Path]:
-        """Those in place, oldest first."""
+    def _paths(self) -> list[Path]:
+        """The checkpoints in place, oldest first."""
         found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         return [path for _, path in sorted(found)]
 
     def _set_aside(self, path: Path) -> str:
-        """Out of the way of what is written next, but there to be looked at."""
-        aside = path.with_name(f"damaged-{path.name}")
-        shutil.rmtree(aside, ignore_errors=True)
-        os.rename(path, aside)
-        return aside.name
+        renamed = path.with_name(f"damaged-{path.name}")
+        shutil.rmtree(renamed, ignore_errors=True)
+        os.rename(path, renamed)
+        return renamed.name
 
-    def _discard(self, path: Path) -> None:
-        """Remove one. It is renamed first, so that one half-removed is not taken for one that is damaged."""
+    def _remove(self, path: Path) -> None:
+        # Renamed first, so that a half-removed checkpoint is not mistaken for a damaged one.
         with suppress(FileNotFoundError):
-            remains = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
-            os.rename(path, remains)
-            shutil.rmtree(remains, ignore_errors=True)
+            leftover = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
+            os.rename(path, leftover)
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
-class Damaged(Exception):
-    """A checkpoint that is not what was written."""
+class DamagedCheckpoint(Exception):
+    """A checkpoint whose files are not what was written."""
 
 
-def _pack(saved: Saved) -> dict[str, bytes]:
+def _pack(checkpoint: Checkpoint) -> dict[str, bytes]:
     from safetensors.torch import save
 
     buffer = io.BytesIO()
-    torch.save({"step": saved.step, **saved.state}, buffer)
-    contents = {WEIGHTS: save(saved.weights, metadata={"format": "pt"}), STATE: buffer.getvalue()}
-    sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
-    manifest = json.dumps({"step": saved.step, "sha256": sums}, indent=2) + "\n"
+    torch.save({"step": checkpoint.step, **checkpoint.state}, buffer)
+    contents = {WEIGHTS: save(checkpoint.weights, metadata={"format": "pt"}), STATE: buffer.getvalue()}
+    checksums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    manifest = json.dumps({"step": checkpoint.step, "sha256": checksums}, indent=2) + "\n"
     return {**contents, MANIFEST: manifest.encode()}
 
 
-def _unpack(path: Path) -> Saved:
+def _unpack(path: Path) -> Checkpoint:
     from safetensors.torch import load
 
     try:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        sums, step = dict(manifest["sha256"]), int(manifest["step"])
+        checksums, step = dict(manifest["sha256"]), int(manifest["step"])
         contents = {name: (path / name).read_bytes() for name in (WEIGHTS, STATE)}
     except FileNotFoundError as error:
-        raise Damaged(f"{Path(error.filename).name} is missing") from error
+        raise DamagedCheckpoint(f"{Path(error.filename).name} is missing") from error
     except (ValueError, KeyError, TypeError, OSError) as error:
-        raise Damaged(f"{MANIFEST} cannot be read: {error}") from error
+        raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {error}") from error
     for name, content in contents.items():
-        if hashlib.sha256(content).hexdigest() != sums.get(name):
-            raise Damaged(f"{name} is not what was written")
+        if hashlib.sha256(content).hexdigest() != checksums.get(name):
+            raise DamagedCheckpoint(f"the checksum of {name} is wrong")
     state = torch.load(io.BytesIO(contents[STATE]), map_location="cpu", weights_only=True)
     if state.pop("step") != step:
-        raise Damaged(f"{MANIFEST} and {STATE} are of different steps")
-    return Saved(step, load(contents[WEIGHTS]), state)
+        raise DamagedCheckpoint(f"{MANIFEST} and {STATE} are from different steps")
+    return Checkpoint(step, load(contents[WEIGHTS]), state)
+
+
+class BestWeights:
+    """Keeps a copy of the weights of the best evaluation; of two equal ones, the earlier.
+
+    Args:
+        metric: The metric to maximise, or to minimise if it starts with "-".
+
+    Attributes:
+        state: What a checkpoint stores: the step, its value, its evaluation and its weights. None before the first.
+
+    >>> best = BestWeights("-error")
+    >>> for step, error in ((10, 0.5), (20, 0.25), (30, 0.75), (40, math.nan)):
+    ...     best.update(step, {"error": error}, lambda: {"weight": torch.tensor(error)})
+    >>> best.weights, best.evaluation({})
+    ({'weight': tensor(0.2500)}, {'error': 0.25, 'best step': 20})
+    """
+
+    def __init__(self, metric: str):
+        self._metric, self._sign = metric.removeprefix("-"), -1 if metric.startswith("-") else 1
+        self.state: dict[str, Any] | None = None
+
+    def update(self, step: int, evaluation: dict[str, float], weights: Callable[[], dict[str, Tensor]]) -> None:
+        """Compare the evaluation after a step with the best so far. `weights` is called only if it is better."""
+        value = self._sign * evaluation[check_choice("metric in keep_best", self._metric, evaluation)]
+        # False for nan.
+        if value > (-math.inf if self.state is None else self.state["value"]):
+            self.state = {"step": step, "value": value, "evaluation": evaluation, "weights": weights()}
+
+    @property
+    def weights(self) -> dict[str, Tensor] | None:
+        """The best weights; None if no evaluation gave a number."""
+        return None if self.state is None else self.state["weights"]
+
+    def evaluation(self, last: dict[str, float]) -> dict[str, float]:
+        """The best evaluation and its step; `last` and nan if no evaluation gave a number."""
+        if self.state is None:
+            return {**last, BEST_STEP: math.nan}
+        return {**self.state["evaluation"], BEST_STEP: self.state["step"]}

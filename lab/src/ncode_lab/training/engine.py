@@ -1,28 +1,32 @@
-"""One step of training, on whatever the Fabric has."""
+"""One training step on the devices of a Fabric, and the buffer in which losses stay on the device."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ncode import InputError
 
-from .graphed import GraphedStep
+from .errors import RunError
+from .graph import GraphedStep
 from .task import Loss, Task
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
+RESERVED = ("step", "kind", "fit", "loss")
 
-class Held:
-    """A batch that Fabric does not look into.
 
-    For mixed precision it would round the numbers of a batch to 16 bits before the loss sees them. Autocast decides
-    operation by operation what is safe to round, and data are none of it.
+class OpaqueBatch:
+    """A batch that Fabric does not convert.
+
+    For mixed precision, Fabric would round the numbers of a batch to 16 bits before the loss sees them. Autocast
+    decides for each operation what is safe to round; data are not.
     """
 
     def __init__(self, batch: Any):
@@ -30,22 +34,22 @@ class Held:
 
 
 class Objective(nn.Module):
-    """The loss of a model as a module, so that what wraps it (DDP, autocast) sees all that the loss does with it."""
+    """The loss of a model as a module, so that wrappers (DDP, autocast) cover all that the loss does with the model."""
 
     def __init__(self, task: Task):
         super().__init__()
         self.model = task.model
         self._loss = task.loss
-        # DDP is told that parameters may be unused, and complains on stderr when all are used: this one never is.
+        # DDP is told to expect unused parameters, and warns on stderr if all are used: this one never is.
         self.unused = nn.Parameter(torch.zeros(()))
 
     def forward(self, batch: Any) -> Loss:
         """The loss of a batch."""
-        value, report = self._loss(self.model, batch.batch if isinstance(batch, Held) else batch)
+        value, report = self._loss(self.model, batch.batch if isinstance(batch, OpaqueBatch) else batch)
         if value.dim():
-            raise InputError(f"a loss is one number; given one of shape {tuple(value.shape)}: take its mean")
-        # What is only told must not look to DDP like something that will be differentiated.
-        return Loss(value, {name: _detached(each) for name, each in report.items()})
+            raise InputError(f"a loss must be a scalar; given shape {tuple(value.shape)}: take its mean")
+        # DDP must not take the report for something that will be differentiated.
+        return Loss(value, {name: each.detach() if isinstance(each, Tensor) else each for name, each in report.items()})
 
 
 class Engine:
@@ -53,8 +57,8 @@ class Engine:
 
     Args:
         task: What to train.
-        fabric: On what.
-        graph: Whether to record a step as a CUDA graph and replay it.
+        fabric: The devices.
+        graph: Record a training step as a CUDA graph and replay it.
     """
 
     def __init__(self, task: Task, fabric: Fabric, graph: bool = False):
@@ -68,40 +72,40 @@ class Engine:
         self._graph, self._clip = graph, task.clip
         self._graphed = GraphedStep(self._optimiser, fabric.device) if graph else None
 
-    def step(self, batch: Any, seen: Callable[[Loss], None]) -> None:
-        """Make the loss of this device's share of a batch smaller, all devices together.
+    def step(self, batch: Any, on_loss: Callable[[Loss], None]) -> None:
+        """Take one training step on this device's share of a batch, together with all devices.
 
-        `seen` is shown the loss, and may refuse it before the weights change; of a CUDA graph it is shown afterwards.
+        `on_loss` receives the loss and may raise before the weights change; with a CUDA graph it is called afterwards.
         """
         if self._graphed is None:
-            self._take(batch, seen)
+            self._take_step(batch, on_loss)
         else:
-            seen(self._graphed(self._take, batch))
+            on_loss(self._graphed(self._take_step, batch))
         if self._schedule is not None:
             with warnings.catch_warnings():
-                # Gradients of 16 bits that overflow are left out, the first as a rule; the schedule counts every step.
+                # Steps with overflowing 16-bit gradients are skipped, often the first; the schedule counts every step.
                 warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
                 self._schedule.step()
 
-    def _take(self, batch: Any, seen: Callable[[Loss], None] | None = None) -> Loss:
-        loss = self._objective(Held(batch) if self._mixed else batch)
-        if seen is not None:
-            seen(loss)
+    def _take_step(self, batch: Any, on_loss: Callable[[Loss], None] | None = None) -> Loss:
+        loss = self._objective(OpaqueBatch(batch) if self._mixed else batch)
+        if on_loss is not None:
+            on_loss(loss)
         self._stepper.zero_grad()
         self._fabric.backward(loss.value)
         if self._clip:
-            # To look whether it is finite would be to wait for the GPU.
+            # Checking whether the norm is finite would synchronise with the GPU.
             self._fabric.clip_gradients(self._objective, self._stepper, max_norm=self._clip, error_if_nonfinite=False)
         self._stepper.step()
-        # Whoever keeps it need not keep the graph of what led to it.
+        # Detached, so that keeping the loss does not keep its autograd graph.
         return Loss(loss.value.detach(), loss.report)
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the model's weights and statistics."""
+        """A copy of the model's weights and buffers on the CPU."""
         return {name: each.detach().cpu().contiguous().clone() for name, each in self._model.state_dict().items()}
 
     def state(self) -> dict[str, Any]:
-        """What else is needed to go on."""
+        """What a checkpoint needs besides the weights."""
         return {
             "optimiser": self._optimiser.state_dict(),
             "schedule": None if self._schedule is None else self._schedule.state_dict(),
@@ -109,20 +113,78 @@ class Engine:
             "precision": self._fabric.strategy.precision.state_dict(),
         }
 
-    def put_back(self, weights: dict[str, Tensor]) -> None:
-        """Give the model these weights, in the places where its own are."""
+    def load_weights(self, weights: dict[str, Tensor]) -> None:
+        """Copy weights into the model, in place."""
         self._model.load_state_dict(weights)
 
     def load(self, weights: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Go back to how things stood."""
-        self.put_back(weights)
+        """Restore the weights and state of a checkpoint."""
+        self.load_weights(weights)
         self._optimiser.load_state_dict(state["optimiser"])
         if self._schedule is not None and state["schedule"] is not None:
             self._schedule.load_state_dict(state["schedule"])
         self._fabric.strategy.precision.load_state_dict(state["precision"])
-        # The optimiser has its numbers in new places.
+        # The optimiser's state now consists of other tensors.
         self._graphed = GraphedStep(self._optimiser, self._fabric.device) if self._graph else None
 
 
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, Tensor) else value
+class Reading(NamedTuple):
+    """The loss and report of the last step, and whether any process was requested to stop."""
+
+    values: dict[str, float]
+    stop: bool
+
+
+class LossBuffer:
+    """Collects losses on the device and reads them rarely, so that a step need not wait for the previous one.
+
+    >>> losses = LossBuffer()
+    >>> losses.add(Loss(torch.tensor(0.5), {"nfe": 12}))
+    >>> losses.read(1)
+    Reading(values={'loss': 0.5, 'nfe': 12.0}, stop=False)
+    """
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+        self._report: dict[str, Tensor | float] = {}
+
+    def add(self, loss: Loss) -> None:
+        """Store the loss and report of a step."""
+        self._losses.append(loss.value.detach())
+        self._report = loss.report
+
+    def check(self, step: int, last: int = 0) -> None:
+        """Raise if one of the stored losses up to `step` is not finite. `last`: check only so many. Default: all."""
+        if self._losses:
+            _check_finite(torch.stack(self._losses[-last:]).tolist(), step)
+
+    def read(self, step: int, stop: bool = False, fabric: Fabric | None = None) -> Reading:
+        """The numbers of `step`, averaged over all devices. Raises if a loss since the last call is not finite."""
+        report = [_to_scalar(name, value, self._losses[-1]) for name, value in self._report.items()]
+        stacked = torch.stack([*self._losses, *report, self._losses[-1].new_tensor(float(stop))])
+        if fabric is not None and fabric.world_size > 1:
+            stacked = fabric.all_reduce(stacked, reduce_op="mean")
+        assert isinstance(stacked, Tensor)
+        numbers = stacked.tolist()
+        losses = numbers[: len(self._losses)]
+        self._losses = []
+        _check_finite(losses, step)
+        reported = dict(zip(self._report, numbers[len(losses) : -1], strict=True))
+        return Reading({"loss": losses[-1], **reported}, numbers[-1] > 0)
+
+
+def _to_scalar(name: str, value: Tensor | float, like: Tensor) -> Tensor:
+    if name in RESERVED:
+        raise InputError(f"a report may not use the names {', '.join(RESERVED)}; given {name!r}")
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise InputError(f"a report has one number per name; {name!r} has shape {tuple(value.shape)}: take its mean")
+    return torch.as_tensor(value, device=like.device).detach().to(like.dtype).reshape(())
+
+
+def _check_finite(losses: list[float], step: int) -> None:
+    bad = [step - len(losses) + 1 + index for index, loss in enumerate(losses) if not math.isfinite(loss)]
+    if bad:
+        raise RunError(
+            f"the loss is not finite at step {bad[0]}: "
+            "try a smaller learning rate, more precision, or a tighter tolerance"
+        )

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ncode._version import __version__
+import ncode
 
 
 def describe_environment(device: torch.device | None = None) -> dict[str, Any]:
@@ -27,12 +27,12 @@ def describe_environment(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Of what the numbers depend on.
+    """Versions of the packages that the numbers depend on.
 
-    >>> versions()["ncode"] == __version__
+    >>> versions()["ncode"] == ncode.__version__
     True
     """
-    found = {"python": platform.python_version(), "torch": torch.__version__, "ncode": __version__}
+    found = {"python": platform.python_version(), "torch": torch.__version__, "ncode": ncode.__version__}
     for package in ("lightning", "pytorch-lightning", "lightning-fabric"):
         try:
             found["lightning"] = metadata.version(package)
@@ -45,18 +45,18 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit of this source tree; "unknown" where it is not in a repository.
+    """The commit of this source tree; "unknown" outside a repository.
 
-    The variable NCODE_COMMIT says it for a copy that has left its repository behind.
+    The variable NCODE_COMMIT overrides it, for a copy of the source without its repository.
 
     >>> commit() != ""
     True
     """
-    told = os.environ.get("NCODE_COMMIT")
-    if told:
-        return told
+    override = os.environ.get("NCODE_COMMIT")
+    if override:
+        return override
     source = Path(__file__).resolve()
-    # A package installed into somebody's repository is not part of it.
+    # The package may be installed within somebody else's repository.
     if _git(source.parent, "ls-files", "--error-unmatch", source.name) is None:
         return "unknown"
     return _git(source.parent, "describe", "--always", "--dirty") or "unknown"
@@ -71,7 +71,7 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 
 def device_name(device: torch.device | None = None) -> str:
-    """A device as its maker calls it: "NVIDIA H200"; a CPU with the threads that torch uses.
+    """The product name of a device, such as "NVIDIA H200"; for a CPU, followed by the number of torch's threads.
 
     >>> device_name(torch.device("cpu")).endswith("threads") or torch.get_num_threads() == 1
     True
@@ -89,12 +89,12 @@ def _cpu_model() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(filter(None, named), None) or platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(filter(None, names), None) or platform.processor() or platform.machine()
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    """The command, to be given again: `ncode` and its arguments, without the paths of this machine.
+    """The command that was run, `ncode` and its arguments, without paths of this machine.
 
     >>> command_line(["run", "annuli", "--out", str(Path.cwd() / "my runs")])
     "ncode run annuli --out 'my runs'"
@@ -104,7 +104,7 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def without_machine_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as results tell them: without the paths of this machine.
+    """Settings as results store them, without paths of this machine.
 
     >>> without_machine_paths({"data_dir": "/somewhere/images", "epochs": 3})
     {'data_dir': 'images', 'epochs': 3}

@@ -1,19 +1,19 @@
-"""How a run ends before its time."""
+"""How a run ends early: with an error, or on request."""
 
 from __future__ import annotations
 
 
 class RunError(RuntimeError):
-    """A run that cannot go on: the message says what happened, at which step or file, and what to do.
+    """A run cannot continue. The message says what happened, at which step or file, and what to do.
 
-    >>> raise RunError("the loss is not finite at step 12; try a smaller learning rate")
+    >>> raise RunError("the loss is not finite at step 12: try a smaller learning rate")
     Traceback (most recent call last):
-    ncode_lab.training.errors.RunError: the loss is not finite at step 12; try a smaller learning rate
+    ncode_lab.training.errors.RunError: the loss is not finite at step 12: try a smaller learning rate
     """
 
 
 class Stopped(SystemExit):
-    """A run that was asked to stop (Ctrl-C or SIGTERM), and has written a checkpoint. Nobody need catch it.
+    """A run was stopped by Ctrl-C or SIGTERM after writing a checkpoint. Uncaught, it ends the process.
 
     >>> Stopped().code
     130

@@ -1,11 +1,11 @@
-"""Files that are whole or not there: written under another name, then renamed."""
+"""Crash-safe files: each is written under a temporary name and then renamed, so it is complete or absent."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
@@ -15,18 +15,18 @@ from .errors import RunError
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file in one go: whoever looks sees the old content or the new one, even after a crash.
+    """Write a file atomically: a reader sees the old content or the new one, even after a crash.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
-    ...     write_file(Path(folder) / "note.txt", b"whole")
+    ...     write_file(Path(folder) / "note.txt", b"complete")
     ...     os.listdir(folder)
     ['note.txt']
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explain_os_errors(path):
         try:
-            write_through(temporary, content)
+            write_synced(temporary, content)
             os.replace(temporary, path)
         except BaseException:
             with suppress(OSError):
@@ -36,12 +36,12 @@ def write_file(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """A file of JSON, in one go: see `json_text`."""
+    """Write a value as strict JSON, atomically: see `json_text`."""
     write_file(path, json_text(value).encode())
 
 
-def write_through(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk, so that no rename can overtake it."""
+def write_synced(path: Path, content: bytes) -> None:
+    """Write a file and wait until it is on the disk, so that a later rename cannot overtake it."""
     with open(path, "wb") as file:
         file.write(content)
         file.flush()
@@ -61,27 +61,26 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def explain_os_errors(path: Path):
-    """Turn the system's error into a sentence. What was written before is whole, so a run can go on later."""
+def explain_os_errors(path: Path) -> Iterator[None]:
+    """Turn an error of the operating system about `path` into a `RunError` that says what to do."""
     try:
         yield
-    # A file where a folder should be: nothing was written yet, and room would not help.
+    # A file where a folder should be: nothing was written yet, and freeing space would not help.
     except (FileExistsError, NotADirectoryError) as error:
-        raise RunError(f"{path} cannot be made: a file is in its way; name another folder") from error
+        raise RunError(f"{path} cannot be created: a file is in its way; choose another folder") from error
     except OSError as error:
-        reason = error.strerror or error
         raise RunError(
-            f"{path} could not be written: {reason}. What was written before is whole: "
-            "make room or give access, then go on with --resume"
+            f"{path} could not be written: {error.strerror or error}. Everything written earlier is complete: "
+            "free space or fix the permissions, then continue with --resume"
         ) from error
 
 
 def json_text(value: Any, sort: bool = False) -> str:
-    """Strict JSON, see `to_json_value`: each entry of a dict on a line of its own, all numbers of a list on one.
+    """Format a value as strict JSON (see `to_json_value`): one line per entry of a dict, one line per list of numbers.
 
     Args:
-        value: What to write.
-        sort: Whether keys come in the order of the alphabet.
+        value: The value.
+        sort: Sort keys alphabetically.
 
     >>> print(json_text({"sizes": (8, 16), "loss": [0.5, 0.25]}, sort=True), end="")
     {
@@ -89,22 +88,22 @@ def json_text(value: Any, sort: bool = False) -> str:
      "sizes": [8, 16]
     }
     """
-    return _text(to_json_value(value), sort, "\n") + "\n"
+    return _format(to_json_value(value), sort, "\n") + "\n"
 
 
-def _text(value: Any, sort: bool, line: str) -> str:
+def _format(value: Any, sort: bool, line: str) -> str:
     inner = line + " "
     if isinstance(value, dict) and value:
         items = sorted(value.items()) if sort else value.items()
-        entries = [f"{json.dumps(name, ensure_ascii=False)}: {_text(each, sort, inner)}" for name, each in items]
+        entries = [f"{json.dumps(name, ensure_ascii=False)}: {_format(each, sort, inner)}" for name, each in items]
         return "{" + inner + f",{inner}".join(entries) + line + "}"
     if isinstance(value, list) and any(isinstance(each, dict | list) for each in value):
-        return "[" + inner + f",{inner}".join(_text(each, sort, inner) for each in value) + line + "]"
+        return "[" + inner + f",{inner}".join(_format(each, sort, inner) for each in value) + line + "]"
     return json.dumps(value, ensure_ascii=False)
 
 
 def to_json_value(value: Any) -> Any:
-    """A value as strict JSON has it: paths as text, tuples as lists, numbers that are not finite as null.
+    """Convert a value to what strict JSON can hold: paths to text, tuples to lists, non-finite numbers to null.
 
     >>> to_json_value({"out": Path("runs"), "sizes": (1, 2), "loss": float("nan")})
     {'out': 'runs', 'sizes': [1, 2], 'loss': None}

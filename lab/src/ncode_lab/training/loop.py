@@ -3,205 +3,201 @@
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
 
 from ncode import InputError
 
-from .best import Best
-from .checkpoint import Checkpoints, Saved
-from .clock import TrialClock
-from .engine import Engine
+from .checkpoint import BestWeights, Checkpoint, Checkpoints
+from .devices import derive_seed, seed_step, shard_batch
+from .engine import Engine, LossBuffer
 from .errors import RunError, Stopped
-from .log import MetricsLog
-from .options import RunOptions
-from .progress import Progress
-from .readings import Readings
-from .seeds import generator, seed_step
-from .share import share
-from .stop import StopRequest
+from .progress import TensorBoardLog
 from .task import Loss, Task
-from .tensorboard import Board
 
 if TYPE_CHECKING:
-    from lightning_fabric import Fabric
+    from .trial_context import TrialContext
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
 SECONDS_BETWEEN_READINGS = 0.1
-# However fast the steps are, a curve has so many points.
-READINGS = 200
+MIN_READINGS = 200  # per fit, however fast its steps are: the points of a curve
 
 
-def fit(
-    task: Task,
-    fabric: Fabric,
-    folder: Path,
-    *,
-    seed: int,
-    name: str,
-    title: str,
-    options: RunOptions,
-    log: MetricsLog,
-    clock: TrialClock,
-    progress: Progress,
-) -> dict[str, float]:
-    """Train a task's model in place, from its last checkpoint where it has one.
+def fit(task: Task, context: TrialContext, name: str) -> dict[str, float]:
+    """Train a task's model in place, from its last checkpoint if there is one.
 
     Args:
         task: What to train.
-        fabric: On what.
-        folder: Of the trial.
-        seed: Of all that is random.
-        name: Of this fit within the trial.
-        title: The same for the user's eyes.
-        options: How to run.
-        log: Where the numbers go.
-        clock: That counts the seconds of the trial.
-        progress: Who tells the user.
+        context: The trial, with its seed, folder, devices and logs.
+        name: Name of this fit within the trial.
 
     Returns:
-        What the last evaluation gave, or the best one where the task keeps the best weights.
+        Metrics of the last evaluation, or of the best one if the task keeps the best weights.
     """
     _check(task, name)
-    checkpoints = Checkpoints(folder / "checkpoints" / name, progress.warn)
-    loop = _Loop(task, fabric, checkpoints, (seed, name), options, log, clock, progress)
+    loop = _Loop(task, context, name)
     if loop.step == task.steps:
         return loop.evaluation
-    if options.tensorboard and fabric.is_global_zero:
-        loop.board = Board(folder / "tensorboard" / name, loop.step)
-    progress.start(title, task.steps, loop.step)
+    if context.options.tensorboard and context.fabric.is_global_zero:
+        loop.tensorboard = TensorBoardLog(context.folder / "tensorboard" / name, loop.step)
+    title = context.trial.name if name == "model" else f"{context.trial.name} {name}"
+    context.progress.start(title, task.steps, loop.step)
     try:
         with StopRequest() as stop:
             loop.run(stop)
     finally:
-        progress.finish()
-        if loop.board is not None:
-            loop.board.close()
+        context.progress.finish()
+        if loop.tensorboard is not None:
+            loop.tensorboard.close()
     return loop.evaluation
 
 
 def _check(task: Task, name: str) -> None:
     if not isinstance(task.steps, int) or task.steps < 1:
-        raise InputError(f"a task is trained for at least 1 step; given steps={task.steps!r}")
+        raise InputError(f"a task needs at least 1 step; given steps={task.steps!r}")
     if not any(each.requires_grad for each in task.model.parameters()):
         raise InputError("the model has no parameters to train")
     if task.keep_best and not task.evaluate_every:
         raise InputError(
-            f"keep_best={task.keep_best!r} chooses among evaluations, and there is one: set evaluate_every"
+            f"keep_best={task.keep_best!r} chooses among evaluations, but there is only one: set evaluate_every"
         )
     if not name or name != Path(name).name or name.startswith("."):
-        raise InputError(f"a fit needs a name that can be a folder's; given {name!r}")
+        raise InputError(f"the name of a fit must be a valid folder name; given {name!r}")
+
+
+class StopRequest:
+    """Handles Ctrl-C and SIGTERM within a `with` block: the first signal sets `requested`, the second stops at once.
+
+    >>> with StopRequest() as stop:
+    ...     stop.requested
+    False
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        # Only the main thread may handle signals.
+        if threading.current_thread() is threading.main_thread():
+            self._before = {each: signal.signal(each, self._handle) for each in self.SIGNALS}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
 
 
 class _Loop:
-    """A fit under way. `step` counts the steps that are done; `evaluation` is what the weights gave when last tried."""
+    """A fit in progress. `step` counts the steps taken; `evaluation` holds the metrics of the last evaluation."""
 
-    def __init__(
-        self,
-        task: Task,
-        fabric: Fabric,
-        checkpoints: Checkpoints,
-        key: tuple[int, str],
-        options: RunOptions,
-        log: MetricsLog,
-        clock: TrialClock,
-        progress: Progress,
-    ):
-        self.task, self.fabric, self.model = task, fabric, task.model
-        self.log, self.clock, self.progress, self.checkpoints = log, clock, progress, checkpoints
+    def __init__(self, task: Task, context: TrialContext, name: str):
+        self.task, self.model, self.fabric = task, task.model, context.fabric
+        self.log, self.clock, self.progress = context.log, context.clock, context.progress
+        self.checkpoints = Checkpoints(context.folder / "checkpoints" / name, self.progress.warn)
         self.step = 0
         self.evaluation: dict[str, float] = {}
-        self.board: Board | None = None
-        self._best = Best(task.keep_best) if task.keep_best else None
-        self._key, self._save_every = key, options.save_every
+        self.tensorboard: TensorBoardLog | None = None
+        self._best = BestWeights(task.keep_best) if task.keep_best else None
+        self._key, self._save_every = (context.trial.seed, name), context.options.save_every
         self._saved_step, self._saved_at = -1, time.monotonic()
-        self._readings, self._every, self._read_at = Readings(), 1, time.monotonic()
-        # Several processes must stop at the same step, and a GPU should not wait: these look at each reading only.
-        self._looks_at_each_step = fabric.world_size == 1 and fabric.device.type == "cpu"
-        self._engine = Engine(task, fabric, options.graph)
+        self._losses, self._read_every, self._read_at = LossBuffer(), 1, time.monotonic()
+        # Several processes must stop at the same step, and checking synchronises with a GPU: these check at readings.
+        self._checks_each_step = self.fabric.world_size == 1 and self.fabric.device.type == "cpu"
+        self._engine = Engine(task, self.fabric, context.options.graph)
         self._restore()
 
     def run(self, stop: StopRequest) -> None:
-        """Take the steps that are left."""
+        """Take the remaining steps."""
         self.model.train()
         while self.step < self.task.steps:
             self._take_step()
-            stopped = self._read(stop.asked)
-            if self._last or (self.task.evaluate_every and self.step % self.task.evaluate_every == 0):
+            stopped = self._read(stop.requested)
+            if self._at_end or (self.task.evaluate_every and self.step % self.task.evaluate_every == 0):
                 self._evaluate()
             if stopped:
                 self._stop()
-            if self._last or self._due():
+            if self._at_end or self._checkpoint_due():
                 self._save()
-        if self._anyone(stop.asked):
+        if self._any_process(stop.requested):
             self._stop()
 
     @property
-    def _last(self) -> bool:
+    def _at_end(self) -> bool:
         return self.step == self.task.steps
 
     def _take_step(self) -> None:
         batch = self._batch()
         try:
-            self._engine.step(batch, self._note)
+            self._engine.step(batch, self._add_loss)
         except RunError:
             raise
         except Exception as error:
-            # A loss that was not finite a few steps ago explains whatever went wrong now.
-            self._readings.check(self.step + 1)
+            # A loss that was not finite a few steps earlier is the likely cause, and the better message.
+            self._losses.check(self.step + 1)
             error.add_note(f"in step {self.step + 1} of {self.task.steps}")
             raise
         self.step += 1
 
-    def _note(self, loss: Loss) -> None:
-        self._readings.add(loss)
-        if self._looks_at_each_step:
-            self._readings.check(self.step + 1, last=1)
+    def _add_loss(self, loss: Loss) -> None:
+        self._losses.add(loss)
+        if self._checks_each_step:
+            self._losses.check(self.step + 1, last=1)
 
     def _batch(self) -> Any:
-        place = "cpu" if self.task.draws == "cpu" else self.fabric.device
         seed_step(*self._key, "step", self.step)
-        whole = self.task.batch(self.step, generator(place, *self._key, "batch", self.step))
-        part = share(whole, self.fabric.global_rank, self.fabric.world_size)
+        generator = torch.Generator().manual_seed(derive_seed(*self._key, "batch", self.step))
+        batch = self.task.batch(self.step, generator)
+        part = shard_batch(batch, self.fabric.global_rank, self.fabric.world_size)
         if self.fabric.world_size > 1:
-            # Each device has random numbers of its own in the loss, but not in the batch.
+            # Each device has its own random numbers in the loss, but not in the batch.
             seed_step(*self._key, "step", self.step, self.fabric.global_rank)
         return self.fabric.to_device(part)
 
-    def _read(self, asked: bool) -> bool:
-        """Read and log the numbers when it is time; whether to stop."""
-        if self._last or self.step % self._every == 0:
-            values, stop = self._readings.read(self.step, asked, self.fabric)
-            self._tell("train", values)
+    def _read(self, stop: bool) -> bool:
+        """Read and log the losses when it is time. Returns whether to stop."""
+        if self._at_end or self.step % self._read_every == 0:
+            values, stop = self._losses.read(self.step, stop, self.fabric)
+            self._log("train", values)
             self.progress.update(self.step, values)
-            self._pace()
+            self._adapt_reading_interval()
             return stop
-        return asked and self.fabric.world_size == 1
+        return stop and self.fabric.world_size == 1
 
-    def _pace(self) -> None:
-        """Read about ten times a second, or often enough for a curve."""
+    def _adapt_reading_interval(self) -> None:
+        """Read about ten times per second, and at least often enough for a curve."""
         now = time.monotonic()
-        spent, self._read_at = now - self._read_at, now
-        most = max(1, self.task.steps // READINGS)
-        if spent < SECONDS_BETWEEN_READINGS / 2:
-            self._every = min(2 * self._every, most)
-        elif spent > 4 * SECONDS_BETWEEN_READINGS:
-            self._every = max(self._every // 2, 1)
+        elapsed, self._read_at = now - self._read_at, now
+        longest = max(1, self.task.steps // MIN_READINGS)
+        if elapsed < SECONDS_BETWEEN_READINGS / 2:
+            self._read_every = min(2 * self._read_every, longest)
+        elif elapsed > 4 * SECONDS_BETWEEN_READINGS:
+            self._read_every = max(self._read_every // 2, 1)
         if self.fabric.world_size > 1:
-            self._every = self.fabric.broadcast(self._every)
+            self._read_every = self.fabric.broadcast(self._read_every)
 
-    def _tell(self, kind: str, values: dict[str, float]) -> None:
+    def _log(self, kind: str, values: dict[str, float]) -> None:
         self.log.write(self.step, kind, self._key[1], values)
-        if self.board is not None:
-            self.board.write(self.step, kind, values)
+        if self.tensorboard is not None:
+            self.tensorboard.write(self.step, kind, values)
 
     def _evaluate(self) -> None:
-        """On one device, for all."""
+        """Evaluate the model in the first process, and send the metrics to the others."""
         values: dict[str, float] = {}
         if self.fabric.is_global_zero:
             self.model.eval()
@@ -210,40 +206,38 @@ class _Loop:
                 values = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
             self.model.train()
         self.evaluation = self.fabric.broadcast(values) if self.fabric.world_size > 1 else values
-        self._tell("evaluation", self.evaluation)
+        self._log("evaluation", self.evaluation)
         self.progress.evaluated(self.step, self.evaluation)
         if self._best is not None:
-            self._best.see(self.step, self.evaluation, self._engine.weights)
-            if self._last:
-                self._put_back(self._best)
+            self._best.update(self.step, self.evaluation, self._engine.weights)
+            if self._at_end:
+                self._load_best(self._best)
 
-    def _put_back(self, best: Best) -> None:
-        # Statistics may differ from process to process: those that were evaluated count.
+    def _load_best(self, best: BestWeights) -> None:
+        # Buffers may differ between processes: take those that were evaluated.
         weights = self.fabric.broadcast(best.weights) if self.fabric.world_size > 1 else best.weights
         if weights is not None:
-            self._engine.put_back(weights)
+            self._engine.load_weights(weights)
         self.evaluation = best.evaluation(self.evaluation)
 
-    def _anyone(self, asked: bool) -> bool:
-        """Whether any process was asked to stop."""
+    def _any_process(self, stop: bool) -> bool:
+        """Whether any process was requested to stop."""
         if self.fabric.world_size == 1:
-            return asked
-        together = self.fabric.all_reduce(torch.tensor(float(asked), device=self.fabric.device), reduce_op="sum")
-        assert isinstance(together, Tensor)
-        return together.item() > 0
+            return stop
+        total = self.fabric.all_reduce(torch.tensor(float(stop), device=self.fabric.device), reduce_op="sum")
+        assert isinstance(total, Tensor)
+        return total.item() > 0
 
     def _stop(self) -> None:
         self._save()
         self.fabric.barrier()
-        again = sys.argv[1:] + ([] if "--resume" in sys.argv else ["--resume"])
+        command = ["ncode", *sys.argv[1:], *([] if "--resume" in sys.argv else ["--resume"])]
         self.progress.finish()
-        self.progress.warn(
-            f"stopped after step {self.step} of {self.task.steps}; go on with: {shlex.join(['ncode', *again])}"
-        )
-        # Lightning kills the first process where another one ends with an error.
+        self.progress.warn(f"stopped after step {self.step} of {self.task.steps}; resume with: {shlex.join(command)}")
+        # Lightning kills the first process if another one ends with an error.
         raise Stopped(130 if self.fabric.is_global_zero else 0)
 
-    def _due(self) -> bool:
+    def _checkpoint_due(self) -> bool:
         if self._save_every:
             return self.step % self._save_every == 0
         return time.monotonic() - self._saved_at > SECONDS_BETWEEN_CHECKPOINTS
@@ -251,41 +245,42 @@ class _Loop:
     def _save(self) -> None:
         if not self.fabric.is_global_zero or self._saved_step == self.step:
             return
-        self._readings.check(self.step)
+        self._losses.check(self.step)
         weights, state = self._engine.weights(), self._engine.state()
         for name, _ in self.model.named_parameters():
             if not torch.isfinite(weights[name]).all():
                 raise RunError(f"{name} is not finite after step {self.step}: try a smaller learning rate")
         state |= {"evaluation": self.evaluation, "seconds": self.clock.seconds}
-        if self._best is not None and not self._last:
-            state["best"] = self._best.kept
-        self.checkpoints.write(Saved(self.step, weights, state))
+        if self._best is not None and not self._at_end:
+            state["best"] = self._best.state
+        self.checkpoints.write(Checkpoint(self.step, weights, state))
         self._saved_step, self._saved_at = self.step, time.monotonic()
 
     def _restore(self) -> None:
-        saved = self.checkpoints.load() if self.fabric.is_global_zero else None
+        checkpoint = self.checkpoints.load() if self.fabric.is_global_zero else None
         if self.fabric.world_size > 1:
-            # Read by one, so that all go on from the same one.
-            saved = self.fabric.broadcast(saved)
-        self.step = 0 if saved is None else saved.step
-        if saved is not None:
-            self._load(saved)
+            # Read by one process, so that all continue from the same checkpoint.
+            checkpoint = self.fabric.broadcast(checkpoint)
+        self.step = 0 if checkpoint is None else checkpoint.step
+        if checkpoint is not None:
+            self._load(checkpoint)
         self.log.cut(self._key[1], self.step)
 
-    def _load(self, saved: Saved) -> None:
-        if saved.step > self.task.steps:
+    def _load(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.step > self.task.steps:
             raise InputError(
-                f"{self.checkpoints.folder} holds step {saved.step} of a run that now has {self.task.steps} steps: "
-                "go on with the settings it was started with, or start anew without --resume"
+                f"{self.checkpoints.folder} holds step {checkpoint.step} of a run that now has {self.task.steps} steps:"
+                " resume with the settings of the original run, or start a new one without --resume"
             )
         try:
-            self._engine.load(saved.weights, saved.state)
+            self._engine.load(checkpoint.weights, checkpoint.state)
         except (RuntimeError, ValueError) as error:
             raise InputError(
-                f"the checkpoint in {self.checkpoints.folder} does not fit the model: go on with the settings "
-                f"it was made with, or start anew without --resume ({error})"
+                f"the checkpoint in {self.checkpoints.folder} does not fit the model: resume with the settings of the"
+                f" original run, or start a new one without --resume ({error})"
             ) from error
-        self.evaluation, self._saved_step = saved.state["evaluation"], saved.step
-        self.clock.go_on(saved.state.get("seconds", 0.0))
+        self.evaluation, self._saved_step = checkpoint.state["evaluation"], checkpoint.step
+        # Absent from checkpoints written before the clock existed.
+        self.clock.resume(checkpoint.state.get("seconds", 0.0))
         if self._best is not None:
-            self._best.kept = saved.state.get("best")
+            self._best.state = checkpoint.state.get("best")

@@ -1,11 +1,19 @@
-"""What the user sees of a run: a live bar on a terminal, plain lines elsewhere, nothing when quiet."""
+"""What a run reports on its way: a live bar or plain lines, metrics.jsonl, TensorBoard, and the time it took."""
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 import time
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from ncode import InputError
+
+from .files import explain_os_errors, to_json_value, write_file
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -14,12 +22,12 @@ SECONDS_BETWEEN_LINES = 5.0
 
 
 class Progress:
-    """Tells how a run goes, on stderr.
+    """Shows the progress of a run on stderr: a live bar on a terminal, plain lines elsewhere.
 
     Args:
-        quiet: Only warnings.
-        prints: False in all processes of a run but one: nothing at all.
-        stream: Where to, in place of stderr.
+        quiet: Print only warnings.
+        prints: False in all processes of a run but one: print nothing at all.
+        stream: Where to print. Default: stderr.
 
     >>> progress = Progress(stream=sys.stdout)
     >>> progress.start("open-loop", steps=100)
@@ -30,69 +38,68 @@ class Progress:
 
     def __init__(self, quiet: bool = False, prints: bool = True, stream: TextIO | None = None):
         self._stream = stream
-        self._warns, self._talks = prints, prints and not quiet
-        self._title, self._steps, self._begun = "", 0, 0
+        self._warns, self._informs = prints, prints and not quiet
+        self._title, self._steps, self._first = "", 0, 0
         self._values = self._evaluation = ""
-        self._started = self._told = 0.0
+        self._started = self._printed = 0.0
         self._bar: Bar | None = None
         self._task: Any = None
 
     @property
     def stream(self) -> TextIO:
-        """Where the words go: asked each time, as stderr may be another later."""
+        """Where to print; looked up each time, as stderr may be replaced later."""
         return self._stream or sys.stderr
 
     def start(self, title: str, steps: int, done: int = 0) -> None:
-        """A fit begins, or goes on after `done` steps."""
-        self._title, self._steps, self._begun = title, steps, done
+        """Begin to show a fit of `steps` steps, of which `done` were taken before."""
+        self._title, self._steps, self._first = title, steps, done
         self._values = self._evaluation = ""
-        self._started = self._told = time.monotonic()
-        if self._talks and self.stream.isatty():
-            self._bar = _new_bar(self.stream)
+        self._started = self._printed = time.monotonic()
+        if self._informs and self.stream.isatty():
+            self._bar = _make_bar(self.stream)
             self._task = self._bar.add_task(title, total=steps, completed=done, values="")
             self._bar.start()
 
     def update(self, step: int, values: dict[str, float]) -> None:
-        """A step is done."""
-        self._values = _text(values)
-        self._show(step)
-        if self._bar is None and self._is_time(step):
-            self._print(f"{self._title}  step {step}/{self._steps}  {self._values}{self._left(step)}")
+        """Show the numbers of a training step."""
+        self._values = _format(values)
+        self._update_bar(step)
+        if self._bar is None and self._line_due(step):
+            self._print(f"{self._title}  step {step}/{self._steps}  {self._values}{self._time_left(step)}")
 
     def evaluated(self, step: int, values: dict[str, float]) -> None:
-        """The model was evaluated."""
-        self._evaluation = f"evaluation: {_text(values)}" if values else ""
-        self._show(step)
-        if self._bar is None and values and self._is_time(step):
+        """Show the metrics of an evaluation."""
+        self._evaluation = f"evaluation: {_format(values)}" if values else ""
+        self._update_bar(step)
+        if self._bar is None and values and self._line_due(step):
             self._print(f"{self._title}  step {step}/{self._steps}  {self._evaluation}")
 
     def finish(self) -> None:
-        """The fit is over: the bar stays as it is."""
+        """End the fit. The bar stays on the screen as it is."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
 
     def info(self, text: str) -> None:
-        """A line, unless quiet."""
-        if self._talks:
+        """Print a line, except when quiet."""
+        if self._informs:
             self._print(text)
 
     def warn(self, text: str) -> None:
-        """A line, even when quiet."""
+        """Print a line, even when quiet."""
         if self._warns:
             self._print(text)
 
-    def _show(self, step: int) -> None:
+    def _update_bar(self, step: int) -> None:
         if self._bar is not None:
             values = "\n".join(filter(None, (self._values, self._evaluation)))
             self._bar.update(self._task, completed=step, values=values)
 
-    def _is_time(self, step: int) -> bool:
-        """For another plain line."""
+    def _line_due(self, step: int) -> bool:
         now = time.monotonic()
-        if not self._talks or (step < self._steps and now - self._told <= SECONDS_BETWEEN_LINES):
+        if not self._informs or (step < self._steps and now - self._printed <= SECONDS_BETWEEN_LINES):
             return False
-        self._told = now
+        self._printed = now
         return True
 
     def _print(self, text: str) -> None:
@@ -101,28 +108,28 @@ class Progress:
         else:
             print(text, file=self.stream, flush=True)
 
-    def _left(self, step: int) -> str:
-        done, left = step - self._begun, self._steps - step
+    def _time_left(self, step: int) -> str:
+        done, left = step - self._first, self._steps - step
         if not done or not left:
             return ""
         return f"  {_duration((time.monotonic() - self._started) / done * left)} left"
 
 
-def _new_bar(stream: TextIO) -> Bar:
-    """How far it is, and below how good. The bar comes first: a long title must not push it out of sight."""
+def _make_bar(stream: TextIO) -> Bar:
+    """The bar, with the values below it. The bar comes first: a long title must not push it off the screen."""
     from rich.console import Console, RenderableType
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
     from rich.table import Column
     from rich.text import Text
 
-    class Lines(Bar):
+    class BarWithValues(Bar):
         def get_renderables(self) -> Iterable[RenderableType]:
             yield self.make_tasks_table(self.tasks)
             for task in self.tasks:
                 yield Text(task.fields["values"])
 
-    return Lines(
+    return BarWithValues(
         BarColumn(bar_width=20),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
@@ -132,12 +139,12 @@ def _new_bar(stream: TextIO) -> Bar:
     )
 
 
-def _text(values: dict[str, float]) -> str:
+def _format(values: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 def _duration(seconds: float) -> str:
-    """As a person says it.
+    """Format a duration.
 
     >>> _duration(8.2), _duration(200), _duration(7500)
     ('8 s', '3 min 20 s', '2 h 05 min')
@@ -148,3 +155,138 @@ def _duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class MetricsLog:
+    """The metrics of a trial, one JSON object per line: {"step", "kind": "train" or "evaluation", "fit", ...}.
+
+    Args:
+        path: The file.
+        writes: False in processes that must not touch it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> temporary = TemporaryDirectory()
+    >>> log = MetricsLog(Path(temporary.name) / "metrics.jsonl")
+    >>> log.write(1, "train", "model", {"loss": 0.5})
+    >>> log.write(2, "train", "model", {"loss": 0.25})
+    >>> log.curves()
+    {'train step': [1, 2], 'train loss': [0.5, 0.25]}
+    >>> temporary.cleanup()
+    """
+
+    def __init__(self, path: Path, writes: bool = True):
+        self.path, self.writes = path, writes
+
+    def write(self, step: int, kind: str, fit: str, values: dict[str, float]) -> None:
+        """Append a line."""
+        if not self.writes:
+            return
+        line = json.dumps(to_json_value({"step": step, "kind": kind, "fit": fit, **values}))
+        with explain_os_errors(self.path), open(self.path, "ab") as file:
+            file.write(line.encode() + b"\n")
+
+    def cut(self, fit: str, step: int) -> None:
+        """Remove what a fit wrote after a step, and a line that a killed process left incomplete."""
+        if not self.writes or not self.path.is_file():
+            return
+        lines = [line for line in self._read() if line["fit"] != fit or line["step"] <= step]
+        write_file(self.path, "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+    def curves(self, max_points: int = 200) -> dict[str, list[float]]:
+        """One list per quantity, thinned to at most `max_points`. Names start with that of the fit unless "model"."""
+        if not self.writes or not self.path.is_file():
+            return {}
+        groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        for line in self._read():
+            prefix = "" if line["fit"] == "model" else f"{line['fit']} "
+            groups[prefix + line["kind"]].append(line)
+        curves: dict[str, list[float]] = {}
+        for name, lines in groups.items():
+            curves |= _to_columns(name, _thin(lines, max_points))
+        return curves
+
+    def _read(self) -> list[dict[str, Any]]:
+        found = []
+        for text in self.path.read_bytes().splitlines():
+            try:
+                line = json.loads(text)
+            except ValueError:
+                # Only the last line can be incomplete.
+                continue
+            if isinstance(line, dict) and {"fit", "step", "kind"} <= line.keys():
+                found.append(line)
+        return found
+
+
+def _to_columns(name: str, lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    keys = dict.fromkeys(key for line in lines for key in line if key not in ("kind", "fit"))
+    return {f"{name} {key}": [math.nan if line.get(key) is None else line[key] for line in lines] for key in keys}
+
+
+def _thin(lines: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """Select lines at equal distances, including the first and the last."""
+    if len(lines) <= count:
+        return list(lines)
+    return [lines[round(index * (len(lines) - 1) / (count - 1))] for index in range(count)]
+
+
+def check_tensorboard() -> None:
+    """Raise if TensorBoard is not installed."""
+    try:
+        import torch.utils.tensorboard  # noqa: F401
+    except ImportError as error:
+        raise InputError("--tensorboard needs the package tensorboard: pip install 'ncode-lab[tensorboard]'") from error
+
+
+class TensorBoardLog:
+    """Writes metrics for TensorBoard.
+
+    Args:
+        folder: Where its files go.
+        done: Steps taken by earlier processes of the run; what they wrote after these steps is hidden.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> temporary = TemporaryDirectory()
+    >>> log = TensorBoardLog(Path(temporary.name))
+    >>> log.write(1, "train", {"loss": 0.5}); log.close()
+    >>> len(list(Path(temporary.name).iterdir()))
+    1
+    >>> temporary.cleanup()
+    """
+
+    def __init__(self, folder: Path, done: int = 0):
+        check_tensorboard()
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
+
+    def write(self, step: int, kind: str, values: dict[str, float]) -> None:
+        """Write one point per metric."""
+        for name, value in values.items():
+            self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._writer.close()
+
+
+class TrialClock:
+    """Counts the seconds of a trial over all processes that ran it, up to the last checkpoint of each.
+
+    >>> clock = TrialClock()
+    >>> clock.resume(60.0)
+    >>> 60 < clock.seconds < 120
+    True
+    """
+
+    def __init__(self) -> None:
+        self._earlier, self._started = 0.0, time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of all processes together."""
+        return self._earlier + time.perf_counter() - self._started
+
+    def resume(self, seconds: float) -> None:
+        """Continue from a checkpoint written after `seconds`. Of several checkpoints in a trial, the latest counts."""
+        self._earlier = max(self._earlier, seconds)

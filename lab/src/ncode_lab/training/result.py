@@ -1,22 +1,25 @@
-"""What a trial is, and what is written down about it."""
+"""What a trial is, and what is recorded about it."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, NamedTuple, Self, get_origin, get_type_hints
+
+from ncode import InputError
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One model, on one problem, with one seed: what is trained in one go.
+    """One model on one problem with one seed.
 
     Attributes:
         model: Its name in tables: "open-loop".
         dataset: What it is trained on: "annuli", "n=100 patterns=3 degradation=0.5".
-        seed: Of its weights and data.
-        about: What tells the problem from others of the same experiment, as numbers: {"n": 100, "patterns": 3}.
+        seed: Seed of its weights and data.
+        about: Numbers that distinguish the problem from others of the same experiment: {"n": 100, "patterns": 3}.
 
     >>> Trial("open-loop", "n=100 patterns=3", 0).name
     'open-loop-n=100-patterns=3-seed-0'
@@ -29,15 +32,15 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """A name for its folder, that no other trial of the run has."""
+        """A name for its folder, unique within the run."""
         return re.sub(r"[^\w.=+]+", "-", f"{self.model}-{self.dataset}-seed-{self.seed}")
 
 
 @dataclass(frozen=True)
 class Result:
-    """One JSON object a trial, as it stands in `result.json` and under `results/`.
+    """The result of a trial, as stored in `result.json` and under `results/`.
 
-    `seconds` are those of all lives of the trial together: a life that was killed counts up to its last checkpoint.
+    `seconds` is the time of all processes that ran the trial; of a killed one, the time up to its last checkpoint.
 
     >>> result = Result("annuli", "node", "annuli", "quick", 0, {}, {"error": 1 / 3}, 42, 1.5, "CPU", {}, "", "",
     ...                 curves={"train loss": [2 / 3, 1 / 3]})
@@ -62,25 +65,55 @@ class Result:
     curves: dict[str, list[float]] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """A dict of plain values, the numbers of curves with six digits: more are not seen, and take room."""
+        """A dict of plain values. Curves have six digits: more would not be visible, and take space."""
         return {
             **asdict(self),
-            "curves": {name: [_short(each) for each in curve] for name, curve in self.curves.items()},
+            "curves": {name: [_six_digits(each) for each in curve] for name, curve in self.curves.items()},
         }
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read what `as_json` gave. Fields of other versions are ignored; null stands for nan.
 
-def _short(value: float) -> float:
+        >>> Result.from_json({"experiment": "annuli"})
+        Traceback (most recent call last):
+        ncode.errors.InputError: not a result: model, dataset, preset, ... missing
+        """
+        required = [each.name for each in fields(cls) if each.default is MISSING and each.default_factory is MISSING]
+        missing = [name for name in required if name not in data]
+        if missing:
+            raise InputError(f"not a result: {', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''} missing")
+        types = {name: get_origin(hint) or hint for name, hint in get_type_hints(cls).items()}
+        known = {name: data[name] for name in types if name in data}
+        for name, value in known.items():
+            if not isinstance(value, int | float if types[name] is float else types[name]):
+                raise InputError(f"not a result: {name} is {value!r:.60}")
+        known["metrics"] = {name: _read_metric(name, value) for name, value in data["metrics"].items()}
+        known["curves"] = {
+            name: [math.nan if each is None else each for each in curve]
+            for name, curve in data.get("curves", {}).items()
+        }
+        return cls(**known)
+
+
+def _read_metric(name: str, value: Any) -> float:
+    if value is not None and not isinstance(value, int | float):
+        raise InputError(f"not a result: the metric {name} is {value!r:.60}, not a number")
+    return math.nan if value is None else float(value)
+
+
+def _six_digits(value: float) -> float:
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 class Column(NamedTuple):
-    """A metric as a table shows it.
+    """A metric as a column of a table.
 
     Attributes:
         metric: Its name in `Result.metrics`.
         title: The head of the column, with its unit: "error, %".
-        digits: After the point.
-        scale: What the metric is multiplied by first: 100 for per cent.
+        digits: Digits after the decimal point.
+        scale: Factor applied to the metric first: 100 for per cent.
 
     >>> Column("error", "error, %", digits=1, scale=100.0).title
     'error, %'
@@ -93,7 +126,7 @@ class Column(NamedTuple):
 
 
 class Reported(NamedTuple):
-    """A number that the paper prints, in the metric's own unit. `note` says how it was read, where that is open.
+    """A number reported in the paper, in the metric's own unit. `note` says how it was read, if that is not obvious.
 
     >>> Reported("ncode", "cifar10", "accuracy", 0.601, note="read off figure 4").value
     0.601

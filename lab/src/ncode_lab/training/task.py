@@ -1,10 +1,10 @@
-"""`Task`: what is to be trained."""
+"""`Task`: a model, its batches and its loss."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +13,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 
 class Loss(NamedTuple):
-    """What a step is judged by.
+    """The loss of a training step.
 
     Attributes:
-        value: To be made small, a scalar.
-        report: What the progress bar and the log tell, a scalar tensor or number each: accuracy, nfe, rejected,
+        value: The scalar to minimise.
+        report: Numbers for the progress bar and the log, each a number or a scalar tensor: accuracy, nfe, rejected,
             control norm.
 
     >>> Loss(torch.tensor(0.5), {"nfe": 26}).report
@@ -31,17 +31,16 @@ class Loss(NamedTuple):
 class Task(ABC):
     """A model, its batches and its loss.
 
-    All that is random about step n is a function of the seed and of n: a run may stop after any step and go on as if
-    it had not, and several devices share one batch.
+    Everything random in step n is a function of the seed and of n. So a run can stop after any step and resume with
+    the same result, and several devices can share one batch.
 
     Attributes:
-        model: What is trained.
-        steps: How many steps it is trained for.
-        draws: Where the generator of a step's random numbers lives. On the CPU, all devices train on the same data.
-        evaluate_every: Steps between two evaluations; 0: only at the end.
-        keep_best: A metric of `evaluate`, as "accuracy", or "-error" where less is better: after the last step the
-            model goes back to the weights of the evaluation that was best by it. Empty: the last weights stay.
-        clip: A gradient that is longer is shortened to this length. 0: none is.
+        model: The model to train.
+        steps: Number of training steps.
+        evaluate_every: Steps between two evaluations. 0: evaluate only at the end.
+        keep_best: A metric of `evaluate` such as "accuracy", or "-error" if smaller is better: after the last step the
+            model gets the weights of the evaluation that was best by it. Empty: the model keeps its last weights.
+        clip: Gradients with a larger norm are scaled down to this norm. 0: no clipping.
 
     >>> class Halve(Task):
     ...     def __init__(self):
@@ -59,14 +58,16 @@ class Task(ABC):
 
     model: nn.Module
     steps: int
-    draws: ClassVar[Literal["cpu", "device"]] = "cpu"
     evaluate_every: int = 0
     keep_best: str = ""
     clip: float = 0.0
 
     @abstractmethod
     def batch(self, step: int, generator: torch.Generator) -> Any:
-        """The whole batch of one step: a tensor, or a (named) tuple or dict of tensors (batch, ...)."""
+        """The whole batch of one step: a tensor, or a (named) tuple or dict of tensors (batch, ...).
+
+        The generator is on the CPU, so that all kinds of devices train on the same data.
+        """
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> Loss:
@@ -74,16 +75,16 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """What the model is worth, on data that it was not trained on. Called without gradients, in evaluation mode."""
+        """Metrics on held-out data. Called without gradients, with the model in evaluation mode."""
 
     def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Who makes the loss small."""
+        """The optimiser. Default: Adam with a learning rate of 0.001."""
         return torch.optim.Adam(parameters, lr=1e-3)
 
     def schedule(self, optimiser: Optimizer) -> LRScheduler | None:
-        """How the learning rate changes from step to step."""
+        """The learning-rate schedule, stepped after every training step. Default: a constant learning rate."""
         return None
 
     def to(self, device: torch.device) -> None:
-        """Move the data, where there are any, to the device. The loop moves the model and the batches."""
+        """Move the task's data, if any, to the device. The training loop moves the model and the batches."""
         return None

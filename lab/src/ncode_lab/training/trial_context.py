@@ -1,4 +1,4 @@
-"""`TrialContext`: where a trial does its work."""
+"""`TrialContext`: what an experiment uses to run one trial."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from torch import Tensor, nn
 
 from ncode import InputError
 
-from .clock import TrialClock
+from .devices import seed_all
 from .files import explain_os_errors, write_file
-from .log import MetricsLog
 from .loop import fit
 from .options import RunOptions
-from .progress import Progress
+from .progress import MetricsLog, Progress, TrialClock
 from .result import Trial
-from .seeds import seed_all
 from .task import Task
 
 if TYPE_CHECKING:
@@ -25,50 +23,41 @@ if TYPE_CHECKING:
 
 
 class TrialContext:
-    """Trains what a trial wants trained, and keeps its files.
+    """Trains the models of a trial, and writes its files.
 
-    Making a context sets the seed of the trial: what is built next has weights of its own seed.
+    Creating it seeds torch's random numbers for the trial, so that models built next have weights of the trial's seed.
 
     Args:
         fabric: The devices, from `ncode_lab.training.devices.start_fabric`.
-        folder: Of the trial, from `RunFolder.trial`.
-        trial: What is run.
-        preset: Its name.
+        folder: The trial's folder, from `RunFolder.trial`.
+        trial: The trial.
         options: How to run.
-        progress: Who tells the user. Nobody, unless given.
+        progress: What the user sees. Default: nothing.
 
     Attributes:
-        device: Where the model and its batches are.
-        parameters: Trained numbers of the model that was fitted last.
-        final: What the last evaluation of that model gave, or the best one where the task keeps the best weights: then
-            "best step" says after which step that was.
+        parameters: Number of trained parameters of the model fitted last.
+        final: Metrics of the last evaluation of that model, or of the best one if the task keeps the best weights: then
+            "best step" is the step of that evaluation.
 
     >>> from tempfile import TemporaryDirectory
     >>> from ncode_lab.training.devices import start_fabric
-    >>> place, options = TemporaryDirectory(), RunOptions(device="cpu")
-    >>> context = TrialContext(start_fabric(options), Path(place.name), Trial("node", "annuli"), "smoke", options)
+    >>> temporary, options = TemporaryDirectory(), RunOptions(device="cpu")
+    >>> context = TrialContext(start_fabric(options), Path(temporary.name), Trial("node", "annuli"), options)
     >>> context.save_tensors("points", x=torch.zeros(3, 2))
     >>> [file.name for file in (context.folder / "kept").iterdir()]
     ['points.safetensors']
-    >>> place.cleanup()
+    >>> temporary.cleanup()
     """
 
     def __init__(
-        self,
-        fabric: Fabric,
-        folder: Path,
-        trial: Trial,
-        preset: str,
-        options: RunOptions,
-        progress: Progress | None = None,
+        self, fabric: Fabric, folder: Path, trial: Trial, options: RunOptions, progress: Progress | None = None
     ):
-        self.fabric, self.folder, self.trial = fabric, Path(folder), trial
-        self.preset, self.options = preset, options
+        self.fabric, self.folder, self.trial, self.options = fabric, Path(folder), trial, options
         self.progress = progress or Progress(quiet=True)
         self.parameters = 0
         self.final: dict[str, float] = {}
-        self._clock = TrialClock()
-        self._log = MetricsLog(self.folder / "metrics.jsonl", writes=fabric.is_global_zero)
+        self.clock = TrialClock()
+        self.log = MetricsLog(self.folder / "metrics.jsonl", writes=fabric.is_global_zero)
         self._fitted: set[str] = set()
         seed_all(trial.seed, "weights")
 
@@ -79,36 +68,25 @@ class TrialContext:
 
     @property
     def seconds(self) -> float:
-        """How long the trial has taken so far, in all its lives. Of one that was killed, up to its last checkpoint."""
-        return self._clock.seconds
+        """Time that the trial has taken so far, including earlier processes up to their last checkpoints."""
+        return self.clock.seconds
 
     def fit(self, task: Task, name: str = "model") -> nn.Module:
-        """Train a task's model, or go on where an earlier life of the run had come to.
+        """Train a task's model, or resume its training.
 
         Args:
             task: What to train.
-            name: Its name within the trial, for a trial that trains more than one model.
+            name: Name of the fit, for a trial that trains more than one model.
 
         Returns:
             The model, on the device, in evaluation mode.
         """
         if name in self._fitted:
-            raise InputError(f"this trial has fitted {name!r} already: give each fit a name of its own")
+            raise InputError(f"this trial has already fitted {name!r}: give each fit its own name")
         self._fitted.add(name)
         self.parameters = sum(each.numel() for each in task.model.parameters() if each.requires_grad)
-        self.final = fit(
-            task,
-            self.fabric,
-            self.folder,
-            seed=self.trial.seed,
-            name=name,
-            title=self.trial.name if name == "model" else f"{self.trial.name} {name}",
-            options=self.options,
-            log=self._log,
-            clock=self._clock,
-            progress=self.progress,
-        )
-        # So that what follows draws the same numbers, whether this life of the run has trained or only loaded.
+        self.final = fit(task, self, name)
+        # What follows draws the same numbers, whether this process has trained the model or only loaded it.
         seed_all(self.trial.seed, "after", name)
         return task.model.eval()
 
@@ -125,9 +103,9 @@ class TrialContext:
         write_file(folder / f"{name}.safetensors", content)
 
     def info(self, text: str) -> None:
-        """Tell the user something; nothing when quiet."""
+        """Print a line, except when quiet."""
         self.progress.info(text)
 
     def curves(self, max_points: int = 200) -> dict[str, list[float]]:
-        """What was logged, as one list a quantity: "train step", "train loss", "evaluation step", ..., thinned."""
-        return self._log.curves(max_points)
+        """The logged metrics, one list per quantity, thinned: "train step", "train loss", "evaluation step", ..."""
+        return self.log.curves(max_points)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from ncode_lab.training import Loss, RunError, RunOptions
 from ncode_lab.training.devices import start_fabric
-from ncode_lab.training.graphed import WARM_UP, GraphedStep, where
+from ncode_lab.training.graph import WARM_UP, GraphedStep, error_location
 from torch import nn
 
 from ncode import InputError
@@ -23,8 +23,8 @@ def test_a_graph_on_the_cpu_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices": 2}, "for one device, and 2 were asked for"),
-        ({"nodes": 3}, "for one device, and 3 were asked for"),
+        ({"devices": 2}, "works on one device, but 2 were requested"),
+        ({"nodes": 3}, "works on one device, but 3 were requested"),
         ({"precision": "16"}, "choose --precision bf16, or leave --graph out"),
     ],
 )
@@ -44,7 +44,7 @@ def test_an_optimiser_that_counts_in_python_is_refused():
 def test_an_error_is_placed_where_the_task_made_it_and_not_inside_of_torch():
     with pytest.raises(RuntimeError) as caught:
         nn.Linear(2, 1)(torch.zeros(3, 5))
-    assert where(caught.value).startswith("test_graphed.py, line ")
+    assert error_location(caught.value).startswith("test_graph.py, line ")
 
 
 # The bookkeeping, with a stand-in for CUDA: a graph that computes nothing while it is recorded, and when it is replayed
@@ -153,7 +153,9 @@ def test_a_step_that_cannot_be_recorded_is_told_so_and_leaves_the_optimiser_as_i
     step = GraphedStep(optimiser, torch.device("cpu"))
     for _ in range(WARM_UP):
         step(looks, torch.zeros(2))
-    with pytest.raises(RunError, match=r"test_graphed.py, line \d+: called a synchronizing CUDA operation\. A step"):
+    with pytest.raises(
+        RunError, match=r"test_graph.py, line \d+: called a synchronizing CUDA operation\. A recorded step"
+    ):
         step(looks, torch.zeros(2))
     group = optimiser.param_groups[0]
     assert (group["lr"], group["capturable"]) == (0.1, False)
@@ -240,7 +242,7 @@ def test_a_task_that_looks_at_a_value_is_told_where_and_what_to_do(tmp_path):
             loss = super().loss(model, batch)
             return Loss(loss.value, {"twice": 2 * float(loss.value.detach())})
 
-    with pytest.raises(RunError, match=r"test_graphed.py, line \d+: .*leave --graph out"):
+    with pytest.raises(RunError, match=r"test_graph.py, line \d+: .*leave --graph out"):
         on_cuda(tmp_path / "looks", Looks)
     # The device is none the worse for it.
     assert_near(on_cuda(tmp_path / "after"), on_cuda(tmp_path / "plain", graph=False))
