@@ -24,7 +24,7 @@ SMOKE = Annuli.preset("smoke")
 def context_for(trial: Trial, folder: Path, **options) -> TrialContext:
     told = RunOptions(device="cpu", quiet=True, **options)
     (folder / trial.name).mkdir()
-    return TrialContext(start_fabric(told), folder / trial.name, trial, "smoke", told)
+    return TrialContext(start_fabric(told), folder / trial.name, trial, told)
 
 
 def finish(experiment: Annuli, trial: Trial, folder: Path) -> Finished:

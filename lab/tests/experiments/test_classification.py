@@ -14,8 +14,7 @@ from ncode_lab.training import Result, RunOptions, Trial, TrialContext
 from ncode_lab.training.devices import start_fabric
 
 from ncode import InputError
-from ncode.models.classifier import ImageClassifier
-from ncode.models.gammas import GAMMAS
+from ncode.models import GAMMAS, ImageClassifier
 
 SMOKE = replace(Classification.preset("smoke"), data_dir="no-such-folder")
 
@@ -35,7 +34,7 @@ def drawn() -> ImageSets:
 def context_for(trial: Trial, folder: Path, save: bool = False) -> TrialContext:
     options = RunOptions(device="cpu", quiet=True, save=save)
     (folder / trial.name).mkdir()
-    return TrialContext(start_fabric(options), folder / trial.name, trial, "smoke", options)
+    return TrialContext(start_fabric(options), folder / trial.name, trial, options)
 
 
 def task_for(drawn: ImageSets, model: str = "ncode", seed: int = 0, **changes) -> Classify:
@@ -339,5 +338,5 @@ def test_a_batch_of_which_nothing_could_be_solved_has_no_loss_of_zero(drawn):
     batch = task.batch(0, torch.Generator())
     assert task.loss(task.model, batch).value.isfinite()
     with torch.no_grad():
-        task.model.block.dynamics.dynamics.weights.learned["3x3"].fill_(float("inf"))
+        task.model.block.dynamics.dynamics.weights.learned["conv_3x3"].fill_(float("inf"))
     assert not task.loss(task.model, batch).value.isfinite()

@@ -20,7 +20,7 @@ SMOKE = VanDerPol.preset("smoke")
 def finish(experiment: VanDerPol, trial: Trial, folder: Path) -> Finished:
     options = RunOptions(device="cpu", quiet=True)
     (folder / trial.name).mkdir()
-    context = TrialContext(start_fabric(options), folder / trial.name, trial, "smoke", options)
+    context = TrialContext(start_fabric(options), folder / trial.name, trial, options)
     metrics = experiment.run(trial, context)
     about = dict.fromkeys(("device", "commit", "command"), "")
     numbers = ("smoke", trial.seed, {}, metrics, context.parameters, 1.0)

@@ -49,7 +49,7 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     progress.info(f"{experiment.name} --{preset}, {len(trials)} trial{'s' if len(trials) != 1 else ''} in {place.path}")
     for trial in trials:
         if place.result(trial.name) is None:
-            context = TrialContext(fabric, place.trial(trial.name), trial, preset, options, progress)
+            context = TrialContext(fabric, place.trial(trial.name), trial, options, progress)
             place.write_result(trial.name, _try(experiment, trial, context, about))
     finished = [_finished(trial, place) for trial in trials]
     if fabric.is_global_zero:
