@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ncode.dynamics import _implicit
-from ncode.dynamics._convolution import FORMULATIONS, sample_conv2d
+from ncode.dynamics._convolution import FORMULATIONS, sample_conv2d, triton_available
 
 from .probe import arguments, headline, probe, seconds, write
 
@@ -36,7 +35,7 @@ def block(convolve: Convolution, x: Tensor, kernels: list[Tensor]) -> Tensor:
 
 def candidates(x: Tensor) -> dict[str, Convolution]:
     """All formulations."""
-    names = [name for name in FORMULATIONS[1:] if name != "implicit" or _implicit.available(x)]
+    names = [name for name in FORMULATIONS[1:] if name != "implicit" or triton_available(x)]
     ours = {name: lambda x, w, name=name: sample_conv2d(x, w, name) for name in names}
     products = "grouped, 1x1 as products"
     return {**ours, products: lambda x, w: sample_conv2d(x, w, "grouped" if w.shape[-1] > 1 else "unfolded")}
@@ -59,7 +58,7 @@ def measure(
 
 def kernel_blocks(x: Tensor, w: Tensor, options: Any) -> list[dict[str, Any]]:
     """The two kernels of "implicit" on the 3x3 alone, by the sizes of their blocks: milliseconds."""
-    from ncode.dynamics._implicit_kernels import Blocks, convolve, correlate
+    from ncode.dynamics._convolution_kernels import Blocks, convolve, correlate
 
     works = {
         "convolve": (CONVOLVE, lambda *how: convolve(x, w, *how)),
@@ -115,7 +114,7 @@ def main() -> None:
     x, kernels = draw(options)
     rows = evaluations(x, kernels, options)
     write(rows, options)
-    if _implicit.available(x):
+    if triton_available(x):
         hidden = torch.randn(len(x), kernels[1].shape[2], 32, 32, device=options.device)
         rows += kernel_blocks(hidden, kernels[1].detach(), options)
     write(rows, options)

@@ -46,7 +46,7 @@ AIMS = (
     *(Aim("", "diffrax", 1.0, device) for device in ("cpu", "cuda")),
     Aim("", "torchdiffeq", 0.25, "cuda", apart=TF32),
 )
-NAMES = tuple(f"{kernel}{part}" for kernel in ("1x1 in", "3x3", "1x1 out") for part in ("", " bias"))
+NAMES = tuple(f"{kernel}{part}" for kernel in ("conv_in", "conv_3x3", "conv_out") for part in ("", "_bias"))
 CHANNELS = 13
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from torch import nn
 
 from .errors import InputError
 
@@ -51,3 +54,39 @@ def check_count(name: str, value: Any, *, low: int = 1) -> int:
     if number != int(number):
         raise InputError(f"{name} must be a whole number; given {value}")
     return int(number)
+
+
+def check_fraction(name: str, value: Any) -> float:
+    """Return a number that is at least 0 and below 1.
+
+    >>> from ncode.checks import check_fraction
+    >>> check_fraction("dropout", 0.5)
+    0.5
+    """
+    number = check_number(name, value, low=0.0)
+    if number >= 1.0:
+        raise InputError(f"{name} must be at least 0 and below 1; given {value}")
+    return number
+
+
+def check_function(name: str, value: Any, arguments: Sequence[str], hint: str = "") -> Callable[..., Any]:
+    """Return a function or module that can be called with these arguments, in this order.
+
+    >>> from ncode.checks import check_function
+    >>> check_function("feedback", lambda t, x, theta: theta, ("t", "x", "theta"))(0, 1, 2)
+    2
+    """
+    wanted = f"{name} must be a function of ({', '.join(arguments)})"
+    if not callable(value):
+        raise InputError(f"{wanted}; given {type(value).__name__}{hint}")
+    function = value.forward if isinstance(value, nn.Module) else value
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # functions written in C need not have one
+        return value
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        shown = type(value).__name__ if isinstance(value, nn.Module) else getattr(value, "__name__", repr(value))
+        raise InputError(f"{wanted}; {shown} takes {signature}{hint}") from None
+    return value

@@ -42,7 +42,7 @@ def test_gradients_reach_feedback_and_initial_control(sees, gradient):
 def test_feedback_starts_small_and_without_a_drift_of_its_own():
     block = ncode.NCODE(ncode.dynamics.MLP(2), ncode.ClosedLoop(Feedback(trunk(2), scale=0.1)))
     sol = block.solve(torch.randn(50, 2), save_at=torch.tensor([0.0, 1.0]))
-    before, after = sol.thetas["weight 1"].detach().unbind(1)
+    before, after = sol.thetas["weight_1"].detach().unbind(1)
     moved = (after - before).square().mean().sqrt()
     assert 0 < moved < 0.2 * before.square().mean().sqrt()
 
@@ -52,7 +52,7 @@ def test_the_initial_control_may_be_an_open_loop():
     block = ncode.NCODE(ncode.dynamics.MLP(2), loop)
     block(torch.randn(4, 2)).square().sum().backward()
     assert all(p.grad is not None for p in block.parameters())
-    theta = block.solve(torch.randn(4, 2), save_at=torch.tensor([0.0])).thetas["weight 1"]
+    theta = block.solve(torch.randn(4, 2), save_at=torch.tensor([0.0])).thetas["weight_1"]
     assert not torch.allclose(theta[0], theta[1])
 
 
@@ -62,8 +62,8 @@ def test_a_drift_is_blind_to_the_state():
         ncode.ClosedLoop(Drift(lambda t, theta: {k: -v for k, v in theta.items()})),
         rtol=1e-7,
     )
-    theta = block.solve(torch.randn(4, 2)).theta["weight 1"]
-    start = block.controller.initial.theta["weight 1"]
+    theta = block.solve(torch.randn(4, 2)).theta["weight_1"]
+    start = block.controller.initial.theta["weight_1"]
     torch.testing.assert_close(theta, (math.exp(-1) * start).expand_as(theta), rtol=1e-4, atol=1e-6)
 
 

@@ -18,7 +18,7 @@ def test_there_is_one_head_a_control_sized_by_the_block():
     controller = ncode.OpenLoop(trunk())
     ncode.NCODE(f, controller)
     sizes = {name: (head.in_features, head.out_features) for name, head in controller.heads.items()}
-    assert sizes == {"weight 1": (32, 32), "bias 1": (32, 16), "weight 2": (32, 32), "bias 2": (32, 2)}
+    assert sizes == {"weight_1": (32, 32), "bias_1": (32, 16), "weight_2": (32, 32), "bias_2": (32, 2)}
 
 
 @given(scale=st.floats(0.01, 1.0), seed=st.integers(0, 20))
@@ -27,7 +27,7 @@ def test_heads_start_near_a_static_weight_with_a_fraction_that_depends_on_the_da
     f = ncode.dynamics.MLP(50, hidden=200)
     block = ncode.NCODE(f, ncode.OpenLoop(nn.Identity(), width=64, scale=scale))
     features = torch.randn(100, 64)
-    theta = block.controller.start(features).fixed["weight 1"].detach()
+    theta = block.controller.start(features).fixed["weight_1"].detach()
     usual = 50**-0.5 / 3**0.5  # the standard deviation of torch's initialisation
     constant, depends = theta.mean(0), theta - theta.mean(0)
     assert constant.std().item() == pytest.approx(usual, rel=0.1)
@@ -36,10 +36,10 @@ def test_heads_start_near_a_static_weight_with_a_fraction_that_depends_on_the_da
 
 def test_with_scale_zero_it_begins_as_a_plain_node():
     block = ncode.NCODE(ncode.dynamics.MLP(2), ncode.OpenLoop(trunk(), scale=0.0))
-    theta = block.solve(torch.randn(5, 2)).theta["weight 1"]
+    theta = block.solve(torch.randn(5, 2)).theta["weight_1"]
     torch.testing.assert_close(theta, theta[:1].expand_as(theta))
     block(torch.randn(5, 2)).square().sum().backward()
-    assert block.controller.heads["weight 1"].weight.grad.abs().sum() > 0
+    assert block.controller.heads["weight_1"].weight.grad.abs().sum() > 0
 
 
 def test_gradients_agree_with_finite_differences():

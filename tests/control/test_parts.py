@@ -15,8 +15,8 @@ def test_some_parts_are_driven_and_others_stand_still():
     controller = Parts(
         {
             "context": ncode.DataControl(),
-            ("weight 1", "bias 1"): ncode.OpenLoop(trunk()),
-            "weight 2": ncode.ClosedLoop(Feedback(trunk())),
+            ("weight_1", "bias_1"): ncode.OpenLoop(trunk()),
+            "weight_2": ncode.ClosedLoop(Feedback(trunk())),
         },
         rest=ncode.TimeVarying("polynomial", 2),
     )
@@ -26,7 +26,7 @@ def test_some_parts_are_driven_and_others_stand_still():
     first, _, last = ({k: v[:, i] for k, v in sol.thetas.items()} for i in range(3))
     assert {k: tuple(v.shape) for k, v in last.items()} == {k: (4, *s) for k, s in f.control_shapes.items()}
     moved = {name for name in first if not torch.allclose(first[name], last[name])}
-    assert moved == {"weight 2", "bias 2"}
+    assert moved == {"weight_2", "bias_2"}
     assert torch.equal(last["context"], x)
     sol.x.square().sum().backward()
     assert all(p.grad is not None for p in block.parameters())
@@ -53,9 +53,9 @@ def test_parts_are_as_good_as_one_controller():
 @pytest.mark.parametrize(
     ("parts", "rest", "message"),
     [
-        ({"wieght 1": ncode.Static()}, ncode.Static(), 'did you mean "weight 1"'),
-        ({"weight 1": ncode.Static()}, None, "nobody drives 'bias 1'"),
-        ({"weight 1": 3}, None, "a controller for each part"),
+        ({"wieght 1": ncode.Static()}, ncode.Static(), 'did you mean "weight_1"'),
+        ({"weight_1": ncode.Static()}, None, "sets no 'bias_1'"),
+        ({"weight_1": 3}, None, "a controller for each part"),
     ],
 )
 def test_what_does_not_fit_is_told(parts, rest, message):
@@ -64,11 +64,11 @@ def test_what_does_not_fit_is_told(parts, rest, message):
 
 
 def test_a_rest_that_has_nothing_to_drive_is_told():
-    with pytest.raises(ncode.InputError, match="nothing to drive"):
+    with pytest.raises(ncode.InputError, match="nothing to control"):
         ncode.NCODE(ncode.dynamics.Linear(2), Parts({"weight": ncode.Static()}, ncode.Static()))
 
 
 def test_one_controller_cannot_stand_at_two_places():
     static = ncode.Static()
     with pytest.raises(ncode.InputError, match="two places"):
-        Parts({"weight 1": static, "bias 1": static})
+        Parts({"weight_1": static, "bias_1": static})

@@ -6,7 +6,7 @@ import ncode
 def as_module(theta):
     """The same network as a plain module."""
     net = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2)).double()
-    weights = [theta[name] for name in ("weight 1", "bias 1", "weight 2", "bias 2")]
+    weights = [theta[name] for name in ("weight_1", "bias_1", "weight_2", "bias_2")]
     for parameter, weight in zip(net.parameters(), weights, strict=True):
         parameter.data.copy_(weight)
     return net
@@ -35,7 +35,7 @@ def test_dynamics_that_want_a_samples_own_control_get_a_view_and_the_same_gradie
         block(x).square().sum().backward()
     for mine, theirs in zip(shared.parameters(), spread.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
-    theta = spread.solve(x).theta["weight 1"]
+    theta = spread.solve(x).theta["weight_1"]
     assert theta.shape == (5, 16, 2)
     assert theta.stride(0) == 0
 

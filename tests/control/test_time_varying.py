@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ncode
-from ncode.control.basis import BASES
+from ncode.control.time_varying import BASES
 
 
 @given(basis=st.sampled_from(sorted(BASES)), terms=st.integers(1, 9), seed=st.integers(0, 99))
@@ -58,7 +58,7 @@ def test_one_term_is_a_static_control():
 def test_coefficients_may_be_a_samples_own():
     gamma = ncode.OpenLoop(torch.nn.Linear(2, 4))
     block = ncode.NCODE(ncode.dynamics.MLP(2), ncode.TimeVarying(coefficients=gamma))
-    assert gamma.heads["weight 1"].out_features == 3 * 16 * 2
+    assert gamma.heads["weight_1"].out_features == 3 * 16 * 2
     x = torch.randn(4, 2)
     together, alone = block(x), torch.cat([block(x[i : i + 1]) for i in range(4)])
     torch.testing.assert_close(together, alone, atol=1e-5, rtol=1e-4)

@@ -10,8 +10,8 @@ from ncode.dynamics import conv_block
 from ncode.dynamics._convolution import sample_conv2d
 
 DOUBLE = torch.float64
-KERNELS = ("1x1 in", "3x3", "1x1 out")
-NAMES = tuple(name + suffix for name in KERNELS for suffix in ("", " bias"))
+KERNELS = ("conv_in", "conv_3x3", "conv_out")
+NAMES = tuple(name + suffix for name in KERNELS for suffix in ("", "_bias"))
 
 
 def random_control(f, batch, dtype=torch.float32):
@@ -29,8 +29,8 @@ def test_any_subset_of_kernels_and_biases_may_be_a_samples_own(controlled, batch
         w = {name: theta[name][b] if name in theta else f.weights.learned[name] for name in NAMES}
         z = x[b : b + 1]
         for name in KERNELS:
-            z = F.conv2d(z, w[name], w[f"{name} bias"], padding=w[name].shape[-1] // 2)
-            z = torch.relu(z) if name != "1x1 out" else z
+            z = F.conv2d(z, w[name], w[f"{name}_bias"], padding=w[name].shape[-1] // 2)
+            z = torch.relu(z) if name != "conv_out" else z
         torch.testing.assert_close(y[b : b + 1], z, atol=1e-5, rtol=1e-4)
 
 
@@ -44,14 +44,14 @@ def test_a_shared_control_needs_no_batch_dimension():
 
 def test_time_is_one_more_channel_of_every_layer():
     f = ncode.dynamics.ConvBlock(2, filters=3, time=True)
-    assert dict(f.control_shapes) == {"1x1 in": (3, 3, 1, 1), "3x3": (3, 4, 3, 3), "1x1 out": (2, 4, 1, 1)}
+    assert dict(f.control_shapes) == {"conv_in": (3, 3, 1, 1), "conv_3x3": (3, 4, 3, 3), "conv_out": (2, 4, 1, 1)}
     x, theta = torch.zeros(1, 2, 4, 4), random_control(f, 1)
     assert not torch.allclose(f(torch.zeros(1), x, theta), f(torch.ones(1), x, theta))
 
 
 def test_the_paper_s_block_is_the_default():
     shapes = ncode.dynamics.ConvBlock(13).control_shapes
-    assert dict(shapes) == {"1x1 in": (50, 13, 1, 1), "3x3": (50, 50, 3, 3), "1x1 out": (13, 50, 1, 1)}
+    assert dict(shapes) == {"conv_in": (50, 13, 1, 1), "conv_3x3": (50, 50, 3, 3), "conv_out": (13, 50, 1, 1)}
 
 
 def test_anode_s_block_has_anode_s_number_of_parameters():
@@ -61,7 +61,7 @@ def test_anode_s_block_has_anode_s_number_of_parameters():
 
 
 def test_gradients_reach_image_and_kernels():
-    f = ncode.dynamics.ConvBlock(1, filters=2, activation="tanh", controlled=("3x3", "1x1 out bias")).double()
+    f = ncode.dynamics.ConvBlock(1, filters=2, activation="tanh", controlled=("conv_3x3", "conv_out_bias")).double()
     names = list(f.control_shapes)
     theta = [value.requires_grad_() for value in random_control(f, 2, DOUBLE).values()]
     x, t = torch.randn(2, 1, 3, 3, dtype=DOUBLE, requires_grad=True), torch.zeros(2, dtype=DOUBLE)
@@ -100,7 +100,7 @@ def test_the_formulation_of_convolutions_can_be_chosen_and_changes_nothing_but_r
     for name in ("auto", "grouped", "unfolded"):
         f = ncode.dynamics.ConvBlock(2, filters=3, convolution=name).double()
         for bias in KERNELS:
-            torch.nn.init.zeros_(f.weights.learned[f"{bias} bias"])
+            torch.nn.init.zeros_(f.weights.learned[f"{bias}_bias"])
         found[name] = f(t, x, theta)
     assert asked == ["auto"] * 3 + ["grouped"] * 3 + ["unfolded"] * 3
     torch.testing.assert_close(found["grouped"], found["auto"])
@@ -127,20 +127,22 @@ def test_the_formulation_is_checked_shown_and_kept(tmp_path):
     activation=st.sampled_from(sorted(conv_block.ACTIVATIONS)),
 )
 @settings(max_examples=30, deadline=None)
-def test_channels_filled_up_with_zeros_change_neither_values_nor_gradients(channels, filters, out, time, activation):
+def test_channels_padded_with_zeros_change_neither_values_nor_gradients(channels, filters, out, time, activation):
     torch.manual_seed(0)
     block = ncode.dynamics.ConvBlock(channels, filters, (), activation, time=time, out=out).double()
     x = torch.randn(2, channels, 5, 4, dtype=torch.float64, requires_grad=True)
     t = torch.tensor([0.3, 0.7], dtype=torch.float64)
-    kernels, biases = ([block.weights.learned[name + end] for name in KERNELS] for end in ("", " bias"))
-    filled = conv_block.shared_block(x, kernels, biases, conv_block.ACTIVATIONS[activation], t if time else None)
+    learned = block.weights.learned
+    kernels, biases = [learned[name] for name in KERNELS], [learned[f"{name}_bias"] for name in KERNELS]
+    layers = conv_block.split_layers(kernels, biases, time)
+    padded = conv_block.apply_padded(x, layers, conv_block.ACTIVATIONS[activation], t)
     plain = block(t, x, {})
-    torch.testing.assert_close(filled, plain)
-    assert filled.is_contiguous()
+    torch.testing.assert_close(padded, plain)
+    assert padded.is_contiguous()
     wanted = [x, *kernels, *biases]
     pull = torch.randn_like(plain)
     for got, expected in zip(
-        torch.autograd.grad(filled, wanted, pull), torch.autograd.grad(plain, wanted, pull), strict=True
+        torch.autograd.grad(padded, wanted, pull), torch.autograd.grad(plain, wanted, pull), strict=True
     ):
         torch.testing.assert_close(got, expected)
 

@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 import ncode
 from ncode import InputError
-from ncode.dynamics import _convolution, _implicit
+from ncode.dynamics import _convolution
 from ncode.dynamics._convolution import FORMULATIONS, sample_conv2d
 
 from .reference import one_by_one
 
 DOUBLE = torch.float64
 
-# test_implicit.py has the one that needs a GPU.
+# test_convolution_kernels.py has the one that needs a GPU.
 every_formulation = pytest.mark.parametrize("formulation", [name for name in FORMULATIONS if name != "implicit"])
 every_kernel = pytest.mark.parametrize("k", [1, 3, 5])
 
@@ -113,9 +113,9 @@ def test_a_flow_of_convolutions_has_the_values_and_gradients_of_one_sample_at_a_
     ("x", "w", "message"),
     [
         ((2, 3, 4), (2, 3, 3, 3, 3), r"x must be \(batch, c, H, W\) and w \(batch, o, c, k, k\)"),
-        ((2, 3, 4, 4), (3, 3, 3, 3), "a kernel a sample"),
+        ((2, 3, 4, 4), (3, 3, 3, 3), "one kernel per sample"),
         ((2, 3, 4, 4), (1, 3, 3, 3, 3), r"given x \(2, 3, 4, 4\) and w \(1, 3, 3, 3, 3\)"),
-        ((2, 3, 4, 4), (2, 3, 4, 3, 3), "a kernel a sample"),
+        ((2, 3, 4, 4), (2, 3, 4, 3, 3), "one kernel per sample"),
         ((2, 3, 4, 4), (2, 3, 3, 2, 2), "square and of odd size; given 2 x 2"),
         ((2, 3, 4, 4), (2, 3, 3, 3, 1), "square and of odd size; given 3 x 1"),
     ],
@@ -153,6 +153,6 @@ class Somewhere(NamedTuple):
     ],
 )
 def test_the_choice_follows_device_precision_and_what_is_installed(monkeypatch, device, dtype, tf32, triton, expected):
-    monkeypatch.setattr(_implicit, "_has_triton", lambda index: triton)
+    monkeypatch.setattr(_convolution, "_has_triton", lambda index: triton)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     assert _convolution._fastest(Somewhere(torch.device(device), dtype)) == expected

@@ -25,12 +25,12 @@ def test_each_sample_goes_through_a_network_of_its_own(batch, dim, hidden):
         net, sizes = nn.Sequential(), (dim, *hidden, dim)
         for layer, (wide, high) in enumerate(pairwise(sizes), 1):
             linear = nn.Linear(wide, high)
-            linear.weight.data, linear.bias.data = theta[f"weight {layer}"][b], theta[f"bias {layer}"][b]
+            linear.weight.data, linear.bias.data = theta[f"weight_{layer}"][b], theta[f"bias_{layer}"][b]
             net.extend([linear, nn.Tanh()] if layer < len(sizes) - 1 else [linear])
         torch.testing.assert_close(y[b], net(x[b]))
 
 
-NAMES = ("weight 1", "bias 1", "weight 2", "bias 2")
+NAMES = ("weight_1", "bias_1", "weight_2", "bias_2")
 
 
 @given(st.sets(st.sampled_from(NAMES)))
@@ -47,7 +47,7 @@ def test_any_subset_may_be_controlled_and_the_rest_is_learned(controlled):
 def test_time_and_context_are_seen_by_the_first_layer():
     f = ncode.dynamics.MLP(2, hidden=3, time=True, context=4, controlled=())
     assert dict(f.control_shapes) == {"context": (4,)}
-    assert f.weights.learned["weight 1"].shape == (3, 2 + 4 + 1)
+    assert f.weights.learned["weight_1"].shape == (3, 2 + 4 + 1)
     x, context = torch.zeros(2, 2), {"context": torch.zeros(2, 4)}
     at = [f(torch.full((2,), t), x, context) for t in (0.0, 1.0)]
     assert not torch.allclose(at[0], at[1])
@@ -66,18 +66,18 @@ def test_learned_weights_start_as_those_of_torch_do():
     f = ncode.dynamics.MLP(100, hidden=400, controlled=())
     ours = f.weights.learned
     theirs = nn.Linear(100, 400)
-    assert ours["weight 1"].std().item() == pytest.approx(theirs.weight.std().item(), rel=0.02)
-    assert ours["bias 1"].std().item() == pytest.approx(theirs.bias.std().item(), rel=0.15)
+    assert ours["weight_1"].std().item() == pytest.approx(theirs.weight.std().item(), rel=0.02)
+    assert ours["bias_1"].std().item() == pytest.approx(theirs.bias.std().item(), rel=0.15)
 
 
 def test_a_misspelt_tensor_gets_the_nearest_right_one():
-    with pytest.raises(ncode.InputError, match='did you mean "weight 1"'):
+    with pytest.raises(ncode.InputError, match='did you mean "weight_1"'):
         ncode.dynamics.MLP(2, controlled=("weigth 1",))
 
 
 def test_a_string_is_not_taken_for_a_tuple_of_letters():
-    with pytest.raises(ncode.InputError, match=r"use \('weight 1',\)"):
-        ncode.dynamics.MLP(2, controlled="weight 1")
+    with pytest.raises(ncode.InputError, match=r"use \('weight_1',\)"):
+        ncode.dynamics.MLP(2, controlled="weight_1")
 
 
 @pytest.mark.parametrize("wrong", [{"dim": 0}, {"dim": 2, "hidden": 1.5}, {"dim": 2, "activation": "tanhh"}])

@@ -81,20 +81,3 @@ def test_a_shape_that_is_none_is_refused(shape):
 def test_a_plain_function_must_be_wrapped_first(wrap):
     with pytest.raises(ncode.InputError, match=r"ncode\.dynamics\.Function"):
         wrap(lambda t, x, theta: x)
-
-
-def test_a_vector_field_of_ones_own_needs_two_methods():
-    class Pull(ncode.dynamics.VectorField):
-        control_shapes = {"goal": (2,)}  # noqa: RUF012
-        state_shape = (2,)
-
-        def forward(self, t, x, theta):
-            assert theta["goal"].shape == x.shape
-            return theta["goal"] - x
-
-        def config(self):
-            return {}
-
-    block = ncode.NCODE(Pull(), t1=20.0)
-    goal = block.controller.theta["goal"]
-    torch.testing.assert_close(block(torch.zeros(3, 2)), goal.expand(3, 2), atol=1e-3, rtol=0)

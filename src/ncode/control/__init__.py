@@ -1,17 +1,12 @@
-"""Controllers: who sets the control theta at t0, and what drives it from there."""
+"""Controllers: what sets the control theta at t0, and what drives it from there."""
 
 from .base import Controller, State
-from .closed_loop import ClosedLoop
-from .data_control import DataControl
-from .drift import Drift
-from .feedback import Feedback
+from .closed_loop import ClosedLoop, Drift, Feedback
 from .hebbian import Hebbian
-from .motion import Free, Motion, Outer, Still
-from .open_loop import OpenLoop
+from .open_loop import DataControl, OpenLoop
 from .parts import Parts
-from .static import Static
+from .static import Static, Zero
 from .time_varying import TimeVarying
-from .zero import Zero
 
 __all__ = [
     "ClosedLoop",
@@ -19,15 +14,11 @@ __all__ = [
     "DataControl",
     "Drift",
     "Feedback",
-    "Free",
     "Hebbian",
-    "Motion",
     "OpenLoop",
-    "Outer",
     "Parts",
     "State",
     "Static",
-    "Still",
     "TimeVarying",
     "Zero",
 ]

@@ -1,22 +1,45 @@
-"""What every controller is: who sets theta at t0, and what drives it from there."""
+"""The interface of controllers: what sets the control at t0, and what drives it from there."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from .motion import Motion, Still
+from .._saving import Configurable
+from .._types import Shapes, Theta, format_shape
+from ..errors import InputError
 
-Shape = tuple[int | None, ...]  # None: any size
-Shapes = Mapping[str, Shape]
-Theta = Mapping[str, Tensor]
+
+@dataclass(frozen=True)
+class Constant:
+    """The control is constant in time."""
+
+
+@dataclass(frozen=True)
+class General:
+    """The control changes in time, in no special form."""
+
+
+@dataclass(frozen=True, eq=False)
+class OuterProduct:
+    """dtheta/dt = mu * x x^T - decay * theta for one control, from the same theta_0 (n, n) for all samples."""
+
+    control: str
+    mu: Tensor
+    theta_0: Tensor
+    decay: Tensor | None = None
+
+
+Motion = Constant | General | OuterProduct
+"""How a control moves. Closed forms of the solution are selected by it."""
 
 
 class State(NamedTuple):
-    """What a controller keeps while a batch is solved: tensors (batch, ...) by name of the control.
+    """What a controller keeps during one solve: tensors (batch, ...) by name of the control.
 
     >>> import torch, ncode
     >>> block = ncode.NCODE(ncode.dynamics.Linear(2), ncode.OpenLoop(torch.nn.Linear(2, 4)))
@@ -25,93 +48,165 @@ class State(NamedTuple):
     (torch.Size([5, 2, 2]), {})
     """
 
-    fixed: Theta  # stays as it is
-    driven: Theta  # is integrated beside x
+    fixed: Theta  # constant during the solve
+    driven: Theta  # integrated together with x
 
 
-class Controller(nn.Module, ABC):
-    """Who sets the control of a dynamics: theta(t0) = gamma(x0), and dtheta/dt = g(t, x, theta).
+class Controller(Configurable, ABC):
+    """Sets the control of a dynamics: theta(t0), and dtheta/dt if it changes in time.
 
-    Abstract. A block binds its controller to the shapes that its dynamics want, once. In each solve it asks for the
-    state at t0, for the control that a state stands for at a time, and for the speed of the control.
+    Abstract. A subclass defines `initial_theta`. It may also define
+
+    - `speed`, if the control is to be integrated together with x. Without it the control is constant.
+    - `build`, if it needs weights that depend on the shapes of the control.
+    - `equation`, one line that `print(block)` shows.
+
+    The block calls `bind` once, then in each solve `start` (or `start_from`), `control` and `control_speed`. Only
+    controllers whose control is more than the integral of a speed, such as `TimeVarying`, override those.
 
     >>> import torch, ncode
-    >>> class Aim(ncode.control.Controller):  # at the mean of the batch
-    ...     equation = "theta = mean of x0"
-    ...     motion = ncode.control.Still()
-    ...     def bind(self, shapes, initial):
-    ...         (self.name,) = shapes
-    ...     def start(self, context):
-    ...         return ncode.control.State({self.name: context.mean(0).expand_as(context)}, {})
-    ...     def given(self, theta):
-    ...         return ncode.control.State(theta, {})
-    ...     def control(self, t, state):
-    ...         return dict(state.fixed)
-    ...     def speed(self, t, x, state):
-    ...         return {}
-    ...     def config(self):
-    ...         return {}
+    >>> class Mean(ncode.control.Controller):
+    ...     def initial_theta(self, context):
+    ...         return context.mean(0).expand_as(context)
     >>> f = ncode.dynamics.Function(lambda t, x, theta: theta["goal"] - x, {"goal": (1,)})
-    >>> ncode.NCODE(f, Aim(), t1=20.0)(torch.tensor([[0.0], [4.0]])).round(decimals=2)
+    >>> ncode.NCODE(f, Mean(), t1=20.0)(torch.tensor([[0.0], [4.0]])).round(decimals=2)
     tensor([[2.],
             [2.]])
+
+    With a speed the goal itself moves, here to zero:
+
+    >>> class Decaying(Mean):
+    ...     def speed(self, t, x, theta):
+    ...         return {"goal": -theta["goal"]}
+    >>> ncode.NCODE(f, Decaying(), t1=20.0)(torch.tensor([[0.0], [4.0]])).round(decimals=2).abs()
+    tensor([[0.],
+            [0.]])
     """
 
-    equation: str
-    """What sets or drives theta, for a reader."""
+    equation: str = "theta set by the controller"
+    """What sets or drives theta, for `print(block)`."""
+
+    shapes: Mapping[str, tuple[int | None, ...]] = {}
+    """The shapes of the control, known once the controller is part of a block."""
+
+    bound: bool = False
 
     @abstractmethod
-    def bind(self, shapes: Shapes, initial: Mapping[str, Tensor]) -> None:
-        """Make what is needed to control these shapes.
+    def initial_theta(self, context: Tensor) -> Tensor | Theta:
+        """Return the control at t0.
 
-        `initial` holds where a static weight of each shape would start; a shape that is left open has none.
+        Args:
+            context: What the block was given, or the `context` of the solve.
+
+        Returns:
+            A dict of tensors by name of the control, or one tensor if there is one control. Each is (batch, ...), or
+            without the batch dimension if all samples share it.
         """
 
-    @abstractmethod
-    def start(self, context: Tensor) -> State:
-        """The state at t0, from what the controller is shown: what the block was given, unless told otherwise."""
+    def speed(self, t: Tensor, x: Tensor, theta: dict[str, Tensor]) -> Tensor | Theta:
+        """Return dtheta/dt at times t (batch,), in the form of `initial_theta` with a batch dimension.
 
-    @abstractmethod
-    def given(self, theta: Theta) -> State:
-        """The state that stands for a control given from outside, in place of `start`."""
-
-    @abstractmethod
-    def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
-        """The control at t (batch,): (batch, ...) each, or without a batch dimension where all samples share it."""
-
-    @abstractmethod
-    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
-        """dtheta/dt at t (batch,), (batch, ...) each. What is not named stands still; what is driven is named."""
-
-    @property
-    @abstractmethod
-    def motion(self) -> Motion:
-        """How the control moves, for solvers that use it."""
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """The arguments that build this object again."""
-
-    def extra_repr(self) -> str:
-        """The arguments that are neither modules nor functions, as they show in `print(block)`."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.config().items() if not callable(value))
-
-
-class StillController(Controller, ABC):
-    """A controller whose control is set at t0 and stands still from there.
-
-    Abstract: a subclass says how it is set.
-    """
-
-    def given(self, theta: Theta) -> State:
-        """Another control, in place of the controller's own."""
-        return State(theta, {})
-
-    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
-        """None."""
+        Override it to make the control change in time.
+        """
         return {}
 
+    def build(self, shapes: Shapes, defaults: Theta) -> None:
+        """Make the weights that are needed to control these shapes.
+
+        Args:
+            shapes: The shape of each control.
+            defaults: A random tensor per control, the initial value of a static weight of its shape. A control with
+                an open shape has none.
+        """
+
     @property
     def motion(self) -> Motion:
-        """None."""
-        return Still()
+        """How the control moves, for closed forms of the solution."""
+        return Constant() if type(self).speed is Controller.speed else General()
+
+    def bind(self, shapes: Shapes, defaults: Theta) -> None:
+        """Make this the controller of a block. Called once, by the block."""
+        if self.bound:
+            raise InputError(
+                f"this {type(self).__name__} already controls {', '.join(self.shapes) or 'another block'}: give each"
+                " block a controller of its own"
+            )
+        check_identifiers(shapes)
+        self.build(shapes, defaults)
+        self.shapes, self.bound = dict(shapes), True
+
+    def start(self, context: Tensor) -> State:
+        """Return the state at t0."""
+        self.check_bound()
+        theta = by_name(self.initial_theta(context), self.shapes, f"{type(self).__name__}.initial_theta")
+        return self.start_from(expand_shared(theta, self.shapes, context.shape[0]))
+
+    def start_from(self, theta: Theta) -> State:
+        """Return the state for a control that the caller of the block provides, in place of `start`."""
+        return State(theta, {}) if isinstance(self.motion, Constant) else State({}, theta)
+
+    def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
+        """Return the control at t (batch,), each (batch, ...) or without a batch dimension if all samples share it."""
+        return {**state.fixed, **state.driven}
+
+    def control_speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
+        """Return dtheta/dt at t (batch,): of all that is driven, and of what is otherwise not constant."""
+        if not state.driven:
+            return {}
+        return by_name(self.speed(t, x, dict(state.driven)), state.driven, "the function for dtheta/dt")
+
+    def check_bound(self) -> None:
+        """Raise `InputError` if the controller is not part of a block."""
+        check_bound(self, self.bound)
+
+
+def by_name(value: Tensor | Theta, names: Iterable[str], source: str) -> dict[str, Tensor]:
+    """Return one tensor per name, from a dict of them or, for one name, from a tensor."""
+    names = tuple(names)
+    if isinstance(value, Tensor) and len(names) == 1:
+        return {names[0]: value}
+    if not isinstance(value, Mapping) or set(value) != set(names):
+        shown = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+        raise InputError(f"{source} returned {shown}; expected a dict with a tensor for each control: {sorted(names)}")
+    return {name: value[name] for name in names}
+
+
+def expand_shared(theta: Theta, shapes: Shapes, batch: int) -> dict[str, Tensor]:
+    """Return the control with a batch dimension, as a view where all samples share a tensor."""
+    return {
+        name: value.expand(batch, *value.shape) if value.dim() == len(shapes[name]) else value
+        for name, value in theta.items()
+    }
+
+
+def check_bound(module: Any, bound: bool) -> None:
+    """Raise `InputError` if a controller, or a part of one, is not part of a block."""
+    if not bound:
+        raise InputError(
+            f"this {type(module).__name__} is not part of a block yet: pass it to ncode.NCODE(dynamics, controller)"
+        )
+
+
+def check_closed(owner: str, shapes: Shapes, defaults: Theta) -> None:
+    """Raise `InputError` for an open shape, since no weight can be sized by it, and if there is no control at all."""
+    for name, shape in shapes.items():
+        if name not in defaults:
+            raise InputError(
+                f"{owner} cannot set control {name!r}, whose shape {format_shape(shape)} is left open: set it by"
+                " DataControl, and the others by Parts"
+            )
+    if not shapes:
+        raise InputError(
+            f"{owner} has nothing to control: the dynamics take no control. Give them one (controlled=...,"
+            " context=...), or use Static()"
+        )
+
+
+def check_identifiers(names: Iterable[str]) -> None:
+    """Raise `InputError` for a control name that cannot be part of a `state_dict` key."""
+    for name in names:
+        if not name.isidentifier():
+            raise InputError(
+                f"the control name {name!r} must be an identifier, since it becomes part of state_dict keys: use"
+                " letters, digits and underscores"
+            )

@@ -1,31 +1,33 @@
-"""Closed loop: the state drives the control on its way."""
+"""Closed loop: the state drives the control during the solve."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from ..checks import check_choice
+from .._saving import Configurable
+from .._types import Shapes, Theta
+from ..checks import check_choice, check_function, check_number
 from ..errors import InputError
-from .base import Controller, Shapes, State, Theta
-from .feedback import Feedback
-from .motion import Free, Motion, Still
-from .static import Static
-from .zero import Zero
+from .base import Constant, Controller, check_bound, check_closed
+from .open_loop import Heads, check_features, trunk_width
+from .static import Static, Zero
 
-STARTS: dict[str, Callable[[], Controller]] = {"learned": Static, "zero": Zero}
+INITIAL: dict[str, Callable[[], Controller]] = {"learned": Static, "zero": Zero}
+INPUTS = ("x", "theta", "t")
 
 
 class ClosedLoop(Controller):
     """dtheta/dt = g(t, x, theta): the state drives the control, which drives the state.
 
     Args:
-        feedback: g, a `Feedback` network whose heads the block makes, or any function or module g(t, x, theta) that
-            returns dtheta/dt; theta and the result are dicts by name of the control, (batch, ...) each.
-        initial: The control at t0: "learned", the same for all samples; "zero"; or a controller that stands still, such
-            as an `OpenLoop`.
+        feedback: g, a `Feedback` network, whose heads the block makes, or any function or module g(t, x, theta) that
+            returns dtheta/dt. theta and the result are dicts by name of the control, each (batch, ...).
+        initial: The control at t0: "learned", the same for all samples; "zero"; or a controller whose control is
+            constant, such as `OpenLoop`.
 
     >>> import torch, ncode
     >>> f = ncode.dynamics.Function(lambda t, x, theta: theta["v"], {"v": (1,)})
@@ -44,55 +46,100 @@ class ClosedLoop(Controller):
         initial: Controller | str = "learned",
     ):
         super().__init__()
-        if not callable(feedback):
-            raise InputError(f"feedback must be a function of (t, x, theta); given {type(feedback).__name__}")
+        hint = ": wrap a network of x with ncode.control.Feedback(trunk)"
+        check_function("feedback", feedback, ("t", "x", "theta"), hint)
         if not isinstance(initial, Controller):
-            initial = STARTS[check_choice("initial control", initial, STARTS)]()
-        if not isinstance(initial.motion, Still):
-            raise InputError(f"initial must be a controller that stands still; given {type(initial).__name__}")
+            initial = INITIAL[check_choice("initial control", initial, INITIAL)]()
+        if not isinstance(initial.motion, Constant):
+            raise InputError(f"initial must be a controller with a constant control; given {type(initial).__name__}")
         self.feedback, self.initial = feedback, initial
 
-    def bind(self, shapes: Shapes, initial: Mapping[str, Tensor]) -> None:
-        """Bind what sets the control at t0, and the feedback's heads where the block is to make them."""
+    def build(self, shapes: Shapes, defaults: Theta) -> None:
+        """Bind the initial controller, and make the heads of a `Feedback`."""
         if not shapes:
-            raise InputError("ClosedLoop has nothing to control: the dynamics want no control")
-        self.initial.bind(shapes, initial)
+            raise InputError("ClosedLoop has nothing to control: the dynamics take no control")
+        self.initial.bind(shapes, defaults)
         if isinstance(self.feedback, Feedback):
-            self.feedback.bind(shapes, initial)
+            self.feedback.bind(shapes, defaults)
 
-    def start(self, context: Tensor) -> State:
-        """The initial control, a copy a sample, since each takes its own way."""
-        state = self.initial.start(context)
-        theta = self.initial.control(context.new_zeros(context.shape[0]), state)
-        own = {
-            name: value if name in state.fixed else value.expand(context.shape[0], *value.shape)
-            for name, value in theta.items()
-        }
-        return State({}, own)
+    def initial_theta(self, context: Tensor) -> Tensor | Theta:
+        """Return the control of the initial controller."""
+        return self.initial.initial_theta(context)
 
-    def given(self, theta: Theta) -> State:
-        """Another control to start from."""
-        return State({}, theta)
+    def speed(self, t: Tensor, x: Tensor, theta: dict[str, Tensor]) -> Theta:
+        """Return g(t, x, theta)."""
+        return self.feedback(t, x, theta)
 
-    def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
-        """As it was driven."""
-        return dict(state.driven)
 
-    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
-        """g(t, x, theta)."""
-        speed = self.feedback(t, x, dict(state.driven))
-        if not isinstance(speed, Mapping) or set(speed) != set(state.driven):
-            shown = sorted(speed) if isinstance(speed, Mapping) else type(speed).__name__
+class Feedback(Configurable):
+    """g(t, x, theta) for `ClosedLoop`: a trunk with one linear head per control, made by the block.
+
+    The heads start small and without a bias, so that at first the control hardly moves, as in a plain NODE.
+
+    Args:
+        trunk: A module that maps its input to (batch, width) features.
+        sees: The input of the trunk: any of "x", "theta" and "t". x alone is passed as it is; otherwise all are
+            flattened and concatenated in this order, theta in the order of `dynamics.control_shapes`.
+        width: Number of features that the trunk returns. Default: that of the last linear layer in it.
+        scale: The initial size of dtheta/dt, relative to that of a static weight.
+
+    >>> import torch, ncode
+    >>> trunk = torch.nn.Sequential(torch.nn.Linear(2, 16), torch.nn.Tanh())
+    >>> loop = ncode.ClosedLoop(ncode.control.Feedback(trunk))
+    >>> ncode.NCODE(ncode.dynamics.MLP(2, hidden=16), loop)(torch.zeros(5, 2)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(self, trunk: nn.Module, sees: tuple[str, ...] = ("x",), width: int | None = None, scale: float = 0.1):
+        super().__init__()
+        if isinstance(sees, str) or not sees:
+            raise InputError(f"sees must be a tuple of names out of {', '.join(INPUTS)}; given {sees!r}")
+        self.sees = tuple(check_choice("input of a feedback", name, INPUTS) for name in sees)
+        self.width, self.scale = trunk_width(trunk, width), check_number("scale", scale, low=0.0)
+        self.trunk = trunk
+        self.heads = Heads(self.width, {}, self.scale)
+
+    def bind(self, shapes: Shapes, defaults: Theta) -> None:
+        """Make one head per control. Called by `ClosedLoop`."""
+        if len(self.heads):
             raise InputError(
-                f"the feedback returned {shown}; expected a dict with the speed of each control: {sorted(state.driven)}"
+                f"this Feedback already controls {', '.join(self.heads)} of another block: give each block its own"
             )
-        return {name: speed[name] for name in state.driven}
+        check_closed("Feedback", shapes, defaults)
+        self.heads = Heads(self.width, defaults, self.scale)
+        for name in defaults:
+            nn.init.zeros_(self.heads[name].get_parameter("bias"))
 
-    @property
-    def motion(self) -> Motion:
-        """Free."""
-        return Free()
+    def forward(self, t: Tensor, x: Tensor, theta: Theta) -> dict[str, Tensor]:
+        check_bound(self, len(self.heads) > 0)
+        features = self.trunk(self._input(t, x, theta))
+        return self.heads(check_features("Feedback", features, self.width, x.shape[0]))
 
-    def config(self) -> dict[str, Any]:
-        """feedback, initial."""
-        return {"feedback": self.feedback, "initial": self.initial}
+    def _input(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
+        if self.sees == ("x",):
+            return x
+        inputs = {"x": [x], "theta": [theta[name] for name in self.heads], "t": [t]}
+        return torch.cat([value.reshape(x.shape[0], -1) for name in self.sees for value in inputs[name]], 1)
+
+
+class Drift(Configurable):
+    """dtheta/dt = q(t, theta) for `ClosedLoop`: the control has an ODE of its own, independent of x.
+
+    This is the coupled system of ANODEV2 (Zhang et al., 2019).
+
+    Args:
+        q: A function or module q(t, theta) that returns dtheta/dt. theta and the result are dicts by name of the
+            control, each (batch, ...).
+
+    >>> import torch, ncode
+    >>> decay = ncode.control.Drift(lambda t, theta: {name: -value for name, value in theta.items()})
+    >>> ncode.NCODE(ncode.dynamics.MLP(2), ncode.ClosedLoop(decay))(torch.zeros(5, 2)).shape
+    torch.Size([5, 2])
+    """
+
+    def __init__(self, q: Callable[[Tensor, dict[str, Tensor]], Mapping[str, Tensor]]):
+        super().__init__()
+        self.q: Callable[..., Any] = check_function("q", q, ("t", "theta"))
+
+    def forward(self, t: Tensor, x: Tensor, theta: dict[str, Tensor]) -> Mapping[str, Tensor]:
+        return self.q(t, theta)

@@ -1,30 +1,31 @@
-"""Open loop: theta = gamma(x0)."""
+"""Open loop: the control is computed from the initial value, once per solve."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from .._saving import accept_old_names
+from .._types import Shapes, Theta, format_shapes
+from ..checks import check_count, check_number
 from ..errors import InputError
-from .base import Shapes, State, StillController
-from .bound import check_bound, check_unbound
-from .heads import Heads, check_closed, check_features, width_of
+from .base import Controller, check_closed
 
 
-class OpenLoop(StillController):
-    """theta = gamma(x0): each sample evolves in a flow of its own, chosen once by its initial value.
+class OpenLoop(Controller):
+    """theta = gamma(x0): each sample follows a flow of its own, chosen by its initial value.
 
-    gamma is a trunk with one linear head a control tensor. The heads are made by the block, which knows the shapes, and
-    start as a hypernetwork's should: see `scale`.
+    gamma is a trunk with one linear head per control. The block, which knows the shapes, makes the heads.
 
     Args:
-        trunk: A module that turns what the block is given (or its `context`) into (batch, width) features, best of
+        trunk: A module that maps what the block is given (or its `context`) to (batch, width) features, best of
             size 1 (a tanh at the end).
-        width: Features that the trunk returns. Found, unless told, from the last linear layer in it.
-        scale: The size of the part that depends on the data, relative to that of a static weight. The other part, the
-            heads' bias, starts as a static weight does.
+        width: Number of features that the trunk returns. Default: that of the last linear layer in it.
+        scale: The size of the part of theta that depends on the data, relative to that of a static weight. The other
+            part, the bias of the heads, starts as a static weight does.
 
     >>> import torch, ncode
     >>> trunk = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh())
@@ -37,28 +38,88 @@ class OpenLoop(StillController):
 
     def __init__(self, trunk: nn.Module, width: int | None = None, scale: float = 0.1):
         super().__init__()
-        self.width = width_of(trunk, width)
-        if not 0.0 <= scale < float("inf"):
-            raise InputError(f"scale must be a number of at least 0; given {scale!r}")
-        self.trunk, self.scale = trunk, float(scale)
+        self.width, self.scale = trunk_width(trunk, width), check_number("scale", scale, low=0.0)
+        self.trunk = trunk
         self.heads = Heads(self.width, {}, self.scale)
 
-    def bind(self, shapes: Shapes, initial: Mapping[str, Tensor]) -> None:
-        """One head a control."""
-        check_unbound(self, self.heads)
-        check_closed("OpenLoop", shapes, initial)
-        self.heads = Heads(self.width, initial, self.scale)
+    def build(self, shapes: Shapes, defaults: Theta) -> None:
+        """Make one head per control."""
+        check_closed("OpenLoop", shapes, defaults)
+        self.heads = Heads(self.width, defaults, self.scale)
 
-    def start(self, context: Tensor) -> State:
-        """gamma(x0)."""
-        check_bound(self, len(self.heads) > 0)
-        features = check_features("OpenLoop", self.trunk(context), self.width, context.shape[0])
-        return State(self.heads(features), {})
+    def initial_theta(self, context: Tensor) -> Theta:
+        """Return gamma(x0)."""
+        return self.heads(check_features("OpenLoop", self.trunk(context), self.width, context.shape[0]))
 
-    def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
-        """As it was set at t0."""
-        return dict(state.fixed)
 
-    def config(self) -> dict[str, Any]:
-        """trunk, width, scale."""
-        return {"trunk": self.trunk, "width": self.width, "scale": self.scale}
+class DataControl(Controller):
+    """theta = x0: the dynamics see the initial value in addition to the state (Massaroli et al., 2020).
+
+    For the `context` of `MLP` and `ConvBlock`, an additional input of their first layer.
+
+    >>> import torch, ncode
+    >>> f = ncode.dynamics.MLP(2, hidden=16, controlled=(), context=2)
+    >>> ncode.NCODE(f, ncode.DataControl())(torch.zeros(5, 2)).shape
+    torch.Size([5, 2])
+    """
+
+    equation = "theta = x0"
+
+    def build(self, shapes: Shapes, defaults: Theta) -> None:
+        """Refuse more than one control."""
+        if len(shapes) != 1:
+            raise InputError(
+                f"DataControl sets one control, the initial value; the dynamics take {format_shapes(shapes)}."
+                " Let them learn their weights (controlled=(), context=...), or set the other controls by Parts"
+            )
+
+    def initial_theta(self, context: Tensor) -> Tensor:
+        """Return what the block is given."""
+        return context
+
+
+class Heads(nn.ModuleDict):
+    """One linear map per control, from features (batch, width) to (batch, *shape).
+
+    The bias starts as a static weight would, and the part that depends on the data is `scale` times as large, for
+    features of size 1. Training then begins near a plain NODE. With a part of full size, training was seen to overfit
+    and to diverge.
+    """
+
+    def __init__(self, width: int, defaults: Theta, scale: float):
+        super().__init__({name: nn.Linear(width, value.numel()) for name, value in defaults.items()})
+        self.shapes = {name: tuple(value.shape) for name, value in defaults.items()}
+        accept_old_names(self)
+        with torch.no_grad():
+            for name, value in defaults.items():
+                head = self[name]
+                assert isinstance(head, nn.Linear)
+                size = float(value.square().mean().sqrt()) if value.numel() else 0.0
+                head.weight.normal_(0.0, scale * size / math.sqrt(width))
+                head.bias.copy_(value.flatten())
+
+    def forward(self, features: Tensor) -> dict[str, Tensor]:
+        return {name: head(features).reshape(-1, *self.shapes[name]) for name, head in self.items()}
+
+
+def trunk_width(trunk: Any, width: int | None) -> int:
+    """Return the number of features of a trunk: `width`, or that of its last linear layer."""
+    if not isinstance(trunk, nn.Module):
+        raise InputError(f"a trunk must be a module; given {type(trunk).__name__}")
+    if width is not None:
+        return check_count("width", width)
+    found = [module.out_features for module in trunk.modules() if isinstance(module, nn.Linear)]
+    if not found:
+        raise InputError("the trunk has no linear layer to read its number of features from: give width=...")
+    return found[-1]
+
+
+def check_features(owner: str, features: Any, width: int, batch: int) -> Tensor:
+    """Return the output of a trunk if it fits the heads."""
+    if not isinstance(features, Tensor) or features.shape != (batch, width):
+        shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise InputError(
+            f"the trunk of {owner} returned {shown}; expected ({batch}, {width}), {width} features per sample: flatten"
+            " them, or give width=..."
+        )
+    return features

@@ -7,23 +7,24 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from .._saving import current_name
+from .._types import Shapes, Theta
 from ..checks import check_choice
 from ..errors import InputError
-from .base import Controller, Shapes, State, Theta
-from .motion import Free, Motion, Still
+from .base import Constant, Controller, General, Motion, State, by_name
 
 Names = str | tuple[str, ...]
 
 
 class Parts(Controller):
-    """A controller for each part of the control.
+    """One controller for each part of the control.
 
     Args:
-        parts: By name of a control, or by a tuple of names, the controller that drives it.
-        rest: The controller of all that is not named.
+        parts: The controller of each control, by its name or by a tuple of names.
+        rest: The controller of all other controls.
 
     >>> import torch, ncode
-    >>> f = ncode.dynamics.MLP(2, hidden=16, context=2)  # wants its weights, and a context
+    >>> f = ncode.dynamics.MLP(2, hidden=16, context=2)  # takes its weights and a context
     >>> block = ncode.NCODE(f, ncode.control.Parts({"context": ncode.DataControl()}, rest=ncode.Static()))
     >>> block(torch.zeros(5, 2)).shape
     torch.Size([5, 2])
@@ -39,71 +40,80 @@ class Parts(Controller):
         super().__init__()
         pairs = cast(Iterable[tuple[Names, Controller]], parts.items() if isinstance(parts, Mapping) else parts)
         pairs = list(pairs)
-        self.names: list[tuple[str, ...]] = [(n,) if isinstance(n, str) else tuple(n) for n, _ in pairs]
+        self.names = [tuple(map(current_name, (n,) if isinstance(n, str) else n)) for n, _ in pairs]
         controllers = [part for _, part in pairs] + ([] if rest is None else [rest])
         for part in controllers:
             if not isinstance(part, Controller):
                 raise InputError(f"Parts needs a controller for each part; given {type(part).__name__}")
         if len({id(part) for part in controllers}) < len(controllers):
-            raise InputError('one controller stands at two places: name both controls together, {("a", "b"): ...}')
+            raise InputError('Parts has one controller in two places: name both controls together, {("a", "b"): ...}')
         named = [name for names in self.names for name in names]
         if len(set(named)) < len(named):
             raise InputError(f"Parts names a control twice: {named}")
         self.controllers, self.has_rest = nn.ModuleList(controllers), rest is not None
 
-    def bind(self, shapes: Shapes, initial: Mapping[str, Tensor]) -> None:
+    def build(self, shapes: Shapes, defaults: Theta) -> None:
         """Bind each controller to its part."""
-        named = [check_choice("control to drive", name, shapes) for names in self.names for name in names]
-        left = tuple(name for name in shapes if name not in named)
-        if bool(left) != self.has_rest:
-            raise InputError(
-                f"nobody drives {', '.join(map(repr, left))}: name it in Parts, or give a controller for the rest"
-                if left
-                else "every control is named, so the controller for the rest has nothing to drive"
-            )
-        self.names = [*self.names, left] if left else self.names
-        for part, names in self._each():
-            part.bind({n: shapes[n] for n in names}, {n: initial[n] for n in names if n in initial})
+        named = [check_choice("control", name, shapes) for names in self.names for name in names]
+        others = tuple(name for name in shapes if name not in named)
+        if others and not self.has_rest:
+            raise InputError(f"Parts sets no {', '.join(map(repr, others))}: name it, or give a controller as rest=...")
+        if self.has_rest and not others:
+            raise InputError("Parts names every control, so the controller given as rest has nothing to control")
+        self.names = [*self.names, others] if others else self.names
+        for part, names in self._parts():
+            part.bind({n: shapes[n] for n in names}, {n: defaults[n] for n in names if n in defaults})
+
+    def initial_theta(self, context: Tensor) -> Theta:
+        """Return the initial control of each part."""
+        found: dict[str, Tensor] = {}
+        for part, names in self._parts():
+            found |= by_name(part.initial_theta(context), names, f"{type(part).__name__}.initial_theta")
+        return found
 
     def start(self, context: Tensor) -> State:
-        """Each part's."""
-        return _join(part.start(context) for part, _ in self._each())
+        """Return the states of all parts."""
+        return _join(part.start(context) for part, _ in self._parts())
 
-    def given(self, theta: Theta) -> State:
-        """Each part's."""
-        return _join(part.given({name: theta[name] for name in names}) for part, names in self._each())
+    def start_from(self, theta: Theta) -> State:
+        """Return the states of all parts."""
+        return _join(part.start_from({name: theta[name] for name in names}) for part, names in self._parts())
 
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
-        """Each part's."""
-        return {k: v for part, names in self._each() for k, v in part.control(t, _of(state, names)).items()}
+        """Return the controls of all parts."""
+        return {k: v for part, names in self._parts() for k, v in part.control(t, _select(state, names)).items()}
 
-    def speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
-        """Each part's."""
-        return {k: v for part, names in self._each() for k, v in part.speed(t, x, _of(state, names)).items()}
+    def control_speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
+        """Return the speeds of all parts."""
+        return {
+            k: v for part, names in self._parts() for k, v in part.control_speed(t, x, _select(state, names)).items()
+        }
 
     @property
     def motion(self) -> Motion:
-        """None, where no part moves."""
-        return Still() if all(isinstance(part.motion, Still) for part, _ in self._each()) else Free()
+        """Constant if all parts are."""
+        controllers = cast(Iterable[Controller], self.controllers)
+        return Constant() if all(isinstance(part.motion, Constant) for part in controllers) else General()
 
     def config(self) -> dict[str, Any]:
-        """parts, rest."""
-        pairs = list(zip(self.names, self.controllers, strict=False))
+        """Return parts and rest."""
         rest = self.controllers[-1] if self.has_rest else None
-        return {"parts": pairs[: len(self.controllers) - self.has_rest], "rest": rest}
+        named = self.controllers[: len(self.controllers) - self.has_rest]
+        return {"parts": list(zip(self.names, named, strict=False)), "rest": rest}
 
-    def _each(self) -> Iterator[tuple[Controller, tuple[str, ...]]]:
-        """Controllers with the names of what they drive."""
+    def extra_repr(self) -> str:
+        """Show the names of each part."""
+        return ", ".join(map(repr, self.names))
+
+    def _parts(self) -> Iterator[tuple[Controller, tuple[str, ...]]]:
         return zip(cast(Iterable[Controller], self.controllers), self.names, strict=False)
 
 
-def _of(state: State, names: tuple[str, ...]) -> State:
-    """A part's state."""
+def _select(state: State, names: tuple[str, ...]) -> State:
     return State(*({name: part[name] for name in names if name in part} for part in state))
 
 
 def _join(states: Iterable[State]) -> State:
-    """The parts' states as one."""
     fixed: dict[str, Tensor] = {}
     driven: dict[str, Tensor] = {}
     for state in states:

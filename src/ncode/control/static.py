@@ -1,21 +1,19 @@
-"""One learned control for all."""
+"""Controls that do not depend on the data: learned constants, and zeros."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor, nn
 
-from .base import Shapes, State, StillController
-from .bound import check_unbound
-from .heads import check_closed
+from .._saving import accept_old_names
+from .._types import Shapes, Theta
+from .base import Controller, State, check_closed
 
 
-class Static(StillController):
+class Static(Controller):
     """A learned constant, the same for every sample: the dynamics become a plain NODE.
 
-    One tensor for each control, starting where a static weight would. It is never copied for the samples of a batch.
+    It has one parameter per control, which starts as a weight of its shape would. The parameter is never copied for
+    the samples of a batch.
 
     >>> import ncode
     >>> node = ncode.NCODE(ncode.dynamics.MLP(2, hidden=16), ncode.Static())
@@ -28,23 +26,45 @@ class Static(StillController):
     def __init__(self) -> None:
         super().__init__()
         self.theta = nn.ParameterDict()
+        accept_old_names(self)
 
-    def bind(self, shapes: Shapes, initial: Mapping[str, Tensor]) -> None:
-        """One parameter a control; none where nothing is asked for."""
-        check_unbound(self, self.theta)
+    def build(self, shapes: Shapes, defaults: Theta) -> None:
+        """Make one parameter per control; none if the dynamics take no control."""
         if shapes:
-            check_closed("Static", shapes, initial)
-        for name, start in initial.items():
-            self.theta[name] = nn.Parameter(start.clone())
+            check_closed("Static", shapes, defaults)
+        for name, value in defaults.items():
+            self.theta[name] = nn.Parameter(value.clone())
+
+    def initial_theta(self, context: Tensor) -> Theta:
+        """Return the parameters, without a batch dimension."""
+        return dict(self.theta.items())
 
     def start(self, context: Tensor) -> State:
-        """Nothing: the control is a parameter."""
+        """Return an empty state: the solver finds the parameters by itself."""
+        self.check_bound()
         return State({}, {})
 
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
-        """The parameters, or what was given in their place."""
+        """Return the parameters, or the control that was provided in their place."""
         return dict(state.fixed) or dict(self.theta.items())
 
-    def config(self) -> dict[str, Any]:
-        """No arguments."""
-        return {}
+
+class Zero(Controller):
+    """theta = 0: an initial control for `ClosedLoop`.
+
+    >>> import torch, ncode
+    >>> block = ncode.NCODE(ncode.dynamics.Linear(2), ncode.control.Zero())
+    >>> block(torch.ones(1, 2))
+    tensor([[1., 1.]])
+    """
+
+    equation = "theta = 0"
+
+    def build(self, shapes: Shapes, defaults: Theta) -> None:
+        """Refuse open shapes."""
+        check_closed("Zero", shapes, defaults)
+
+    def initial_theta(self, context: Tensor) -> Theta:
+        """Return zeros."""
+        batch = context.shape[0]
+        return {name: context.new_zeros(batch, *(n or 0 for n in shape)) for name, shape in self.shapes.items()}

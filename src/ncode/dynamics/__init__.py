@@ -1,16 +1,11 @@
-"""Controlled vector fields f(t, x, theta): what a control drives."""
+"""Controlled vector fields f(t, x, theta)."""
 
-from .augmented import Augmented
-from .base import Dynamics, Shape, Shapes, Theta, VectorField
+from .._types import Shape, Shapes, Theta
+from .base import Dynamics, Product
 from .conv_block import ConvBlock
-from .function import Function
-from .initial import usual
-from .linear import Linear
+from .linear import Linear, Recurrent, SparseLinear
 from .mlp import MLP
-from .recurrent import Recurrent
-from .second_order import SecondOrder
-from .sparse_linear import SparseLinear
-from .structure import Product, Structure
+from .wrappers import Augmented, Function, SecondOrder
 
 __all__ = [
     "MLP",
@@ -25,8 +20,5 @@ __all__ = [
     "Shape",
     "Shapes",
     "SparseLinear",
-    "Structure",
     "Theta",
-    "VectorField",
-    "usual",
 ]

@@ -1,89 +1,91 @@
-"""What every controlled vector field is: f(t, x, theta), with the shapes of the control that it wants to be given."""
+"""The interface of dynamics: a controlled vector field f(t, x, theta), with the shapes of the control that it takes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-from .structure import Structure
+from .._saving import Configurable
+from .._types import Shape, Theta
 
-Shape = tuple[int | None, ...]  # None: any size
-Shapes = Mapping[str, Shape]
-Theta = Mapping[str, Tensor]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda x: x,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "relu": torch.relu,
+    "softplus": F.softplus,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "elu": F.elu,
+    "sin": torch.sin,
+}
 
 
-class Dynamics(nn.Module, ABC):
-    """A controlled vector field dx/dt = f(t, x, theta).
+@dataclass(frozen=True, eq=False)
+class Product:
+    """The structure f(t, x, theta) = rho(W x), where W is one of the controls. Closed forms are selected by it.
 
-    Abstract: for a field of your own take `Function`, or subclass `VectorField`.
+    Args:
+        control: The name of the control.
+        rho: The name of the activation.
+        columns: None if the control is the matrix (m, m) itself. Otherwise W is sparse: the control (m, k) holds the k
+            values of each row, and `columns` (m, k) their positions.
 
     >>> import ncode
-    >>> f = ncode.dynamics.MLP(2, hidden=3)
-    >>> isinstance(f, ncode.dynamics.Dynamics), f.state_shape, dict(f.control_shapes)["weight 1"]
-    (True, (2,), (3, 2))
+    >>> ncode.dynamics.Recurrent(8).structure.rho
+    'tanh'
     """
 
-    shared_control: bool = False
-    """Whether `forward` also takes a control without its batch dimension, where all samples share it."""
-
-    @property
-    @abstractmethod
-    def control_shapes(self) -> Shapes:
-        """The control that f wants to be given: for each name the shape of one sample's tensor. May be empty."""
-
-    @property
-    @abstractmethod
-    def state_shape(self) -> Shape | None:
-        """The shape of one sample's state, None for a size that may be any; None where any shape will do."""
-
-    @property
-    @abstractmethod
-    def structure(self) -> Structure:
-        """The form of f, where a solver may use it."""
-
-    @abstractmethod
-    def lift(self, x: Tensor) -> Tensor:
-        """The state at t0, made of what the block is given."""
-
-    @abstractmethod
-    def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """dx/dt, (batch, ...), at times t (batch,), with a control theta[name] of shape (batch, ...)."""
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """The arguments that build this object again."""
-
-    def extra_repr(self) -> str:
-        """The arguments that are neither modules nor functions, as they show in `print(block)`."""
-        return ", ".join(f"{name}={value!r}" for name, value in self.config().items() if not callable(value))
+    control: str
+    rho: str = "identity"
+    columns: Tensor | None = None
 
 
-class VectorField(Dynamics, ABC):
-    """A vector field whose state is what the block is given, and of whose form nothing is told.
+Structure = Product | None
 
-    Abstract: a subclass says which control it wants, and what it does with it.
+
+class Dynamics(Configurable, ABC):
+    """A controlled vector field dx/dt = f(t, x, theta).
+
+    Abstract. A subclass defines `forward`, and `control_shapes` if it takes a control. It may also set
+
+    - `state_shape`, to have the shape of x checked.
+    - `shared_control = True`, if `forward` also takes a control without a batch dimension.
+
+    For a plain function, `Function` is shorter.
 
     >>> import torch, ncode
-    >>> class Pull(ncode.dynamics.VectorField):
+    >>> class Attraction(ncode.dynamics.Dynamics):
     ...     control_shapes = {"goal": (2,)}
-    ...     state_shape = (2,)
     ...     def forward(self, t, x, theta):
     ...         return theta["goal"] - x
-    ...     def config(self):
-    ...         return {}
-    >>> block = ncode.NCODE(Pull(), ncode.Static())
-    >>> block(torch.zeros(3, 2)).shape
+    >>> ncode.NCODE(Attraction(), ncode.DataControl())(torch.ones(3, 2)).shape
     torch.Size([3, 2])
     """
 
-    @property
-    def structure(self) -> Structure:
-        """Nothing is told."""
-        return None
+    control_shapes: Mapping[str, tuple[int | None, ...]] = {}
+    """The shape of one sample's tensor for each control that f takes; None stands for any size."""
+
+    state_shape: Shape | None = None
+    """The shape of one sample's state; None stands for any size, or for any shape."""
+
+    shared_control: bool = False
+    """Whether `forward` also takes a control without its batch dimension, if all samples share it."""
+
+    @abstractmethod
+    def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
+        """Return dx/dt (batch, ...) at times t (batch,), with a control theta[name] of shape (batch, ...)."""
 
     def lift(self, x: Tensor) -> Tensor:
-        """The state is what the block is given."""
+        """Return the state at t0, computed from what the block is given. Default: x itself."""
         return x
+
+    @property
+    def structure(self) -> Structure:
+        """The form of f, for closed forms of the solution. Default: None, unknown."""
+        return None

@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._types import Shape, Theta
 from ..checks import check_choice, check_count
-from ._block import conv_block, fused
 from ._convolution import FORMULATIONS, sample_conv2d
-from .activations import ACTIVATIONS
-from .base import Shape, Shapes, Theta, VectorField
+from ._fused_block import can_fuse, fused_block
+from .base import ACTIVATIONS, Dynamics
 from .weights import Weights
 
-KERNELS = ("1x1 in", "3x3", "1x1 out")
+KERNELS = ("conv_in", "conv_3x3", "conv_out")
 MULTIPLE = 8  # of channels, for tensor cores in 16 bits
 
 
-class ConvBlock(VectorField):
+class ConvBlock(Dynamics):
     """dx/dt = conv 1x1, activation, conv 3x3, activation, conv 1x1, with some of the kernels as the control.
 
     The block of the paper's image experiments, on x (batch, channels, height, width).
 
     Args:
-        channels: Channels of x, those that `Augmented` adds included.
+        channels: Channels of x, including those that `Augmented` adds.
         filters: Channels in between.
-        controlled: Which tensors are the control: names of "1x1 in", "3x3", "1x1 out" and of their biases, "3x3 bias"
-            for one. The others are learned as usual. The three kernels, unless told; () for none, a plain NODE.
+        controlled: The weights that are the control, out of "conv_in", "conv_3x3", "conv_out" and their biases, such as
+            "conv_3x3_bias". The others are parameters. Default: the three kernels; () for none, a plain NODE.
         activation: The non-linearity between layers.
-        time: Whether each layer sees t, as one more channel.
-        context: Channels of a control called "context" that the first layer sees beside x, as large as x: x(0) itself
-            with `DataControl`.
-        out: Channels of the result, where they are not those of x, for an acceleration in `SecondOrder`.
-        convolution: How kernels that are a sample's own are applied: "auto" takes what is fastest on the device, for
-            relu on NVIDIA GPUs kernels that compute the whole block; "grouped" is torch's own conv2d, "unfolded" a
-            product of matrices, "implicit" a kernel for NVIDIA GPUs. All give the same up to rounding.
+        time: Whether t is an input of each layer, as one more channel.
+        context: Channels of a control called "context", of the size of x, an additional input of the first layer: x(0)
+            itself with `DataControl`.
+        out: Channels of the result. Default: those of x. Another number is for an acceleration in `SecondOrder`.
+        convolution: How to convolve with one kernel per sample: "auto" is the fastest on the device, with relu on
+            NVIDIA GPUs kernels that compute the whole block; "grouped" is torch's conv2d, "unfolded" a matrix product,
+            "implicit" a kernel for NVIDIA GPUs. The results agree up to rounding.
 
     >>> import ncode
-    >>> dict(ncode.dynamics.ConvBlock(13, filters=50, controlled=("3x3",)).control_shapes)
-    {'3x3': (50, 50, 3, 3)}
+    >>> dict(ncode.dynamics.ConvBlock(13, filters=50, controlled=("conv_3x3",)).control_shapes)
+    {'conv_3x3': (50, 50, 3, 3)}
     """
 
     shared_control = True
@@ -64,100 +64,91 @@ class ConvBlock(VectorField):
         self.activation = check_choice("activation", activation, ACTIVATIONS)
         self.convolution = check_choice("convolution", convolution, FORMULATIONS)
         self.time, self.context = bool(time), check_count("context", context, low=0)
-        sizes = {
-            "1x1 in": (filters, channels + self.context + self.time, 1, 1),
-            "3x3": (filters, filters + self.time, 3, 3),
-            "1x1 out": (self.out, filters + self.time, 1, 1),
-        }
+        sizes = (
+            (filters, channels + self.context + self.time, 1, 1),
+            (filters, filters + self.time, 3, 3),
+            (self.out, filters + self.time, 1, 1),
+        )
         shapes: dict[str, Shape] = {}
-        for name, shape in sizes.items():
-            shapes |= {name: shape, f"{name} bias": shape[:1]}
+        for name, shape in zip(KERNELS, sizes, strict=True):
+            shapes |= {name: shape, f"{name}_bias": shape[:1]}
         self.weights = Weights("ConvBlock", shapes, controlled)
+        seen: dict[str, Shape] = {"context": (self.context, None, None)} if self.context else {}
+        self.control_shapes = {**self.weights.control_shapes, **seen}
+        self.state_shape = (self.channels, None, None)
 
     @property
-    def control_shapes(self) -> Shapes:
-        """The controlled tensors, and the context where there is one."""
-        context: dict[str, Shape] = {"context": (self.context, None, None)} if self.context else {}
-        return {**self.weights.control_shapes, **context}
-
-    @property
-    def state_shape(self) -> Shape:
-        """(channels, any, any)."""
-        return (self.channels, None, None)
+    def controlled(self) -> tuple[str, ...]:
+        """The names of the weights that are the control."""
+        return self.weights.controlled
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """The three convolutions of x."""
-        rho, weights = ACTIVATIONS[self.activation], self.weights(theta)
-        kernels, biases = ([weights[name + end] for name in KERNELS] for end in ("", " bias"))
+        """Return the three convolutions of x."""
+        weights = self.weights(theta)
+        kernels, biases = [weights[name] for name in KERNELS], [weights[f"{name}_bias"] for name in KERNELS]
         y = torch.cat([x, theta["context"].expand(x.shape[0], -1, -1, -1)], 1) if self.context else x
-        seen = t if self.time else None
-        if self.activation == "relu" and self.convolution == "auto" and fused(y, kernels, biases, seen):
-            return conv_block(y, kernels, biases, seen)
+        time = t if self.time else None
+        if self.activation == "relu" and self.convolution == "auto" and can_fuse(y, kernels, biases, time):
+            return fused_block(y, kernels, biases, time)
+        layers = split_layers(kernels, biases, self.time)
+        rho = ACTIVATIONS[self.activation]
         if y.is_cuda and all(w.dim() == 4 for w in kernels) and all(b.dim() == 1 for b in biases):
-            return shared_block(y, kernels, biases, rho, seen)
-        for layer, (w, b) in enumerate(zip(kernels, biases, strict=True)):
-            y = rho(y) if layer else y
-            if self.time:
-                w, ticks = split_time(w)
-                y = passing(t, convolve(y, w, b, self.convolution), ticks, self.convolution)
-            else:
-                y = convolve(y, w, b, self.convolution)
-        return y
-
-    def config(self) -> dict[str, Any]:
-        """All arguments."""
-        return {
-            "channels": self.channels,
-            "filters": self.filters,
-            "controlled": self.weights.controlled,
-            "activation": self.activation,
-            "time": self.time,
-            "context": self.context,
-            "out": self.out,
-            "convolution": self.convolution,
-        }
+            return apply_padded(y, layers, rho, t)
+        return apply_layers(y, layers, rho, t, self.convolution)
 
 
-def shared_block(
-    y: Tensor,
-    kernels: Sequence[Tensor],
-    biases: Sequence[Tensor],
-    rho: Callable[[Tensor], Tensor],
-    t: Tensor | None = None,
+class Layer(NamedTuple):
+    """One convolution. Each tensor may have a batch dimension or be shared by all samples."""
+
+    kernel: Tensor  # (..., out, in, k, k)
+    bias: Tensor  # (..., out)
+    time: Tensor | None  # (..., out, 1, k, k): the kernel of a channel that is t everywhere
+
+
+def split_layers(kernels: Sequence[Tensor], biases: Sequence[Tensor], time: bool) -> list[Layer]:
+    """Return the layers; with `time`, the last input channel of each kernel is that of t."""
+    layers = []
+    for w, b in zip(kernels, biases, strict=True):
+        kernel, last = w.split((w.shape[-3] - 1, 1), dim=-3) if time else (w, None)
+        layers.append(Layer(kernel, b, last))
+    return layers
+
+
+def apply_layers(
+    y: Tensor, layers: Sequence[Layer], rho: Callable[[Tensor], Tensor], t: Tensor, formulation: str = "auto"
 ) -> Tensor:
-    """The block with kernels that all samples share, in the way that GPUs convolve fastest.
+    """Return the convolutions of y, with an activation between them."""
+    for number, (kernel, bias, time) in enumerate(layers):
+        y = convolve(rho(y) if number else y, kernel, bias, formulation)
+        if time is not None:
+            y = add_time(y, t, time, formulation)
+    return y
 
-    Channels lie last in memory, and their numbers are filled up to multiples of 8, by kernels of zeros: what comes out
-    is the same. What lies in between is many times as large as y.
+
+def apply_padded(y: Tensor, layers: Sequence[Layer], rho: Callable[[Tensor], Tensor], t: Tensor) -> Tensor:
+    """Return the same for shared kernels, in the form that GPUs convolve fastest.
+
+    Channels are last in memory, and their numbers are padded to multiples of 8, by kernels of zeros.
     """
-    out = len(kernels[-1])
-    y = F.pad(y, (0, 0, 0, 0, 0, -y.shape[1] % MULTIPLE)).contiguous(memory_format=torch.channels_last)
-    for layer, (w, b) in enumerate(zip(kernels, biases, strict=True)):
-        w, ticks = (w, None) if t is None else split_time(w)
-        y = F.conv2d(rho(y) if layer else y, filled(w, 0, 1), filled(b, 0), padding=w.shape[-1] // 2)
-        if t is not None and ticks is not None:
-            y = passing(t, y, filled(ticks, 0), "grouped")
-    return y[:, :out].contiguous()
+    padded = [
+        Layer(pad(kernel, 0, 1), pad(bias, 0), None if time is None else pad(time, 0)) for kernel, bias, time in layers
+    ]
+    y = pad(y, 1).contiguous(memory_format=torch.channels_last)
+    return apply_layers(y, padded, rho, t)[:, : len(layers[-1].bias)].contiguous()
 
 
-def filled(w: Tensor, *dims: int) -> Tensor:
-    """Zeros behind w along these dimensions, up to the next multiple of 8.
+def pad(w: Tensor, *dims: int) -> Tensor:
+    """Append zeros along these dimensions, up to the next multiple of 8.
 
-    >>> filled(torch.ones(13, 125, 3, 3), 0, 1).shape
+    >>> pad(torch.ones(13, 125, 3, 3), 0, 1).shape
     torch.Size([16, 128, 3, 3])
     """
     ends = [-size % MULTIPLE if dim in dims else 0 for dim, size in enumerate(w.shape)]
     return F.pad(w, [part for end in reversed(ends) for part in (0, end)])
 
 
-def split_time(w: Tensor) -> tuple[Tensor, Tensor]:
-    """A kernel's part for the channels, and that for time, the last of its inputs."""
-    channels, ticks = w.split((w.shape[-3] - 1, 1), dim=-3)
-    return channels, ticks
-
-
 def convolve(x: Tensor, w: Tensor, b: Tensor, formulation: str) -> Tensor:
-    """Convolution that keeps height and width; kernel and bias may each be shared or a sample's own."""
+    """Convolve, keeping height and width; kernel and bias may each have a batch dimension or be shared."""
     if w.dim() == 4:
         y = F.conv2d(x, w, b if b.dim() == 1 else None, padding=w.shape[-1] // 2)
         if b.dim() == 1:
@@ -169,11 +160,10 @@ def convolve(x: Tensor, w: Tensor, b: Tensor, formulation: str) -> Tensor:
     return y + (b[:, None, None] if b.dim() == 1 else b[:, :, None, None])
 
 
-def passing(t: Tensor, y: Tensor, w: Tensor, formulation: str) -> Tensor:
-    """What a further channel that is t everywhere adds to y, for its part w of a kernel, (..., filters, 1, k, k).
+def add_time(y: Tensor, t: Tensor, w: Tensor, formulation: str) -> Tensor:
+    """Add to y the convolution of a channel that is t everywhere, with its kernel w (..., out, 1, k, k).
 
-    It is t times the same convolution of ones: no channel is written beside the others, and their number stays what
-    the hardware likes.
+    It is t times the convolution of ones. So no channel is written, and their number stays one that suits the hardware.
     """
     if w.shape[-1] == 1:
         ones = w.flatten(-3)[..., None]

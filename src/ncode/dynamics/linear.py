@@ -1,21 +1,21 @@
-"""dx/dt = theta x."""
+"""Dynamics whose control is a matrix, dx/dt = W x and dx/dt = rho(W x), and products with such matrices."""
 
 from __future__ import annotations
 
-from typing import Any
-
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ..checks import check_count
-from .base import Dynamics, Shape, Shapes, Theta
-from .product import matvec
-from .structure import Product, Structure
+from .._types import Theta
+from ..checks import check_choice, check_count
+from ..errors import InputError
+from .base import ACTIVATIONS, Dynamics, Product, Structure
 
 
 class Linear(Dynamics):
     """dx/dt = W x, where W (m, m) is the control.
 
-    With a control that stands still the block solves it exactly, by the matrix exponential.
+    If the control is constant, the block solves it exactly, by the matrix exponential.
 
     >>> import torch, ncode
     >>> block = ncode.NCODE(ncode.dynamics.Linear(2), ncode.Static())
@@ -29,30 +29,103 @@ class Linear(Dynamics):
     def __init__(self, m: int):
         super().__init__()
         self.m = check_count("m", m)
+        self.control_shapes, self.state_shape = {"weight": (self.m, self.m)}, (self.m,)
 
-    @property
-    def control_shapes(self) -> Shapes:
-        """The matrix."""
-        return {"weight": (self.m, self.m)}
-
-    @property
-    def state_shape(self) -> Shape:
-        """(m,)."""
-        return (self.m,)
+    def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
+        """Return W x."""
+        return matvec(theta["weight"], x)
 
     @property
     def structure(self) -> Structure:
         """A product."""
         return Product("weight")
 
-    def lift(self, x: Tensor) -> Tensor:
-        """The state is what the block is given."""
-        return x
+
+class SparseLinear(Dynamics):
+    """dx/dt = W x, where each row of W (m, m) has a few non-zeros, at random positions given by the seed.
+
+    The control are their values, (m, nonzeros). The positions, `columns`, differ within a row and are saved with the
+    module. If the control is constant, the block solves it exactly.
+
+    >>> import ncode
+    >>> f = ncode.dynamics.SparseLinear(128, nonzeros=2)
+    >>> dict(f.control_shapes), tuple(f.columns.shape)
+    ({'weight': (128, 2)}, (128, 2))
+    """
+
+    shared_control = True
+    columns: Tensor
+
+    def __init__(self, m: int, nonzeros: int = 2, seed: int = 0):
+        super().__init__()
+        self.m, self.nonzeros = check_count("m", m), check_count("nonzeros", nonzeros)
+        self.seed = check_count("seed", seed, low=0)
+        if nonzeros > m:
+            raise InputError(f"nonzeros must be at most m, the length of a row: given {nonzeros} with m = {m}")
+        generator = torch.Generator().manual_seed(seed)
+        columns = torch.rand(m, m, generator=generator).argsort(1)[:, :nonzeros]
+        self.register_buffer("columns", columns.sort(1).values)
+        self.control_shapes, self.state_shape = {"weight": (self.m, self.nonzeros)}, (self.m,)
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """W x."""
-        return matvec(theta["weight"], x)
+        """Return W x, without forming W."""
+        return (theta["weight"] * x[:, self.columns]).sum(-1)
 
-    def config(self) -> dict[str, Any]:
-        """m."""
-        return {"m": self.m}
+    @property
+    def structure(self) -> Structure:
+        """A product with sparse rows."""
+        return Product("weight", columns=self.columns)
+
+    def dense(self, values: Tensor) -> Tensor:
+        """Return the matrices W (batch, m, m) with these values (batch, m, nonzeros)."""
+        full = values.new_zeros(values.shape[0], self.m, self.m)
+        return full.scatter(2, self.columns.expand(values.shape[0], -1, -1), values)
+
+
+class Recurrent(Dynamics):
+    """dx/dt = rho(W x): n neurons, each coupled to all, where the coupling W (n, n) is the control.
+
+    The memory task of the paper uses it with `Hebbian` plasticity. There rho is odd, since patterns are +1 and -1.
+
+    >>> import torch, ncode
+    >>> block = ncode.NCODE(ncode.dynamics.Recurrent(5), ncode.Hebbian(), t1=0.5)
+    >>> block(torch.ones(3, 5)).shape
+    torch.Size([3, 5])
+    """
+
+    shared_control = True
+
+    def __init__(self, n: int, activation: str = "tanh"):
+        super().__init__()
+        self.n, self.activation = check_count("n", n), check_choice("activation", activation, ACTIVATIONS)
+        self.control_shapes, self.state_shape = {"weight": (self.n, self.n)}, (self.n,)
+
+    def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
+        """Return rho(W x)."""
+        return ACTIVATIONS[self.activation](matvec(theta["weight"], x))
+
+    @property
+    def structure(self) -> Structure:
+        """A product with an activation."""
+        return Product("weight", rho=self.activation)
+
+
+def matvec(w: Tensor, x: Tensor) -> Tensor:
+    """Return W x for x (batch, n) and W (batch, m, n), or (m, n) if all samples share it.
+
+    >>> matvec(torch.eye(2).expand(3, 2, 2), torch.ones(3, 2)).shape
+    torch.Size([3, 2])
+    """
+    if w.dim() == 2:
+        return F.linear(x, w)
+    if x.device.type == "cpu":
+        # Measured: batched products with a single column are up to eight times slower here, most of all in backward.
+        return (w * x[:, None]).sum(-1)
+    return torch.bmm(w, x[..., None])[..., 0]
+
+
+def affine(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """Return W x + b, where W and b may each have a batch dimension or be shared."""
+    if w.dim() == 2 and b.dim() == 1:
+        return F.linear(x, w, b)
+    return matvec(w, x) + b

@@ -15,13 +15,13 @@ import torch
 import torch.fx.experimental.proxy_tensor
 
 import ncode
-from ncode.dynamics import ConvBlock, _block, _block_kernels, _implicit, conv_block
+from ncode.dynamics import ConvBlock, _convolution, _fused_block, _fused_block_kernels, conv_block
 
-NAMES = ("1x1 in", "1x1 in bias", "3x3", "3x3 bias", "1x1 out", "1x1 out bias")
+NAMES = ("conv_in", "conv_in_bias", "conv_3x3", "conv_3x3_bias", "conv_out", "conv_out_bias")
 BIASES = NAMES[1::2]
-INTERPRETED = _block_kernels._found and os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = _fused_block_kernels._found and os.environ.get("TRITON_INTERPRET") == "1"
 needs_emulation = pytest.mark.skipif(
-    _block_kernels._found and not INTERPRETED, reason="Triton is here: its kernels are no plain functions"
+    _fused_block_kernels._found and not INTERPRETED, reason="Triton is here: its kernels are no plain functions"
 )
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -96,11 +96,11 @@ def on_cpu(monkeypatch):
             kernel(*(Pointer(memory(tensor)) for tensor in tensors), *sizes)
 
     library = torch.library.Library("ncode", "IMPL")
-    _block.implement(library, "CPU")
-    monkeypatch.setattr(_block_kernels, "_launch", launch)
-    monkeypatch.setattr(_implicit, "available", lambda x: x.dtype in _implicit.DTYPES)
+    _fused_block.implement(library, "CPU")
+    monkeypatch.setattr(_fused_block_kernels, "_launch", launch)
+    monkeypatch.setattr(_convolution, "triton_available", lambda x: x.dtype in _convolution.DTYPES)
     if not INTERPRETED:
-        monkeypatch.setattr(_block_kernels, "tl", language)
+        monkeypatch.setattr(_fused_block_kernels, "tl", language)
     yield
     library._destroy()
 
@@ -118,11 +118,11 @@ def spoiled(monkeypatch):
 @contextlib.contextmanager
 def composed():
     """The three convolutions, one after the other."""
-    whole, conv_block.fused = conv_block.fused, lambda *inputs: False
+    whole, conv_block.can_fuse = conv_block.can_fuse, lambda *inputs: False
     try:
         yield
     finally:
-        conv_block.fused = whole
+        conv_block.can_fuse = whole
 
 
 def problem(batch, c, o, f, height, width, time, shared, device="cpu"):
@@ -142,7 +142,7 @@ def decided(given):
     One number that does so changes gradients more than the rounding of all others.
     """
     block, t, x, theta, grad = given
-    for name, far in (("1x1 in bias", 8.0), ("3x3 bias", 60.0)):
+    for name, far in (("conv_in_bias", 8.0), ("conv_3x3_bias", 60.0)):
         sides = torch.arange(theta[name].shape[-1], device=x.device) % 2 * 2 - 1
         theta = {**theta, name: theta[name] + far * sides}
     return block, t, x, theta, grad
@@ -180,7 +180,7 @@ CASES = [
     (2, 4, 6, 17, 7, 5, True, ()),
     (3, 3, 3, 6, 5, 5, False, NAMES),
     (2, 3, 5, 16, 8, 8, True, NAMES),
-    (2, 16, 17, 7, 13, 12, False, ("3x3",)),
+    (2, 16, 17, 7, 13, 12, False, ("conv_3x3",)),
     (1, 20, 7, 60, 3, 4, True, ()),
 ]
 
@@ -205,7 +205,7 @@ def test_under_autocast_only_what_lies_between_the_layers_has_16_bits(on_cpu, ha
 
 @needs_emulation
 def test_many_samples_share_kernels_whose_gradients_are_sums(on_cpu, monkeypatch):
-    monkeypatch.setattr(_block_kernels, "_GROUPS", 2)
+    monkeypatch.setattr(_fused_block_kernels, "_GROUPS", 2)
     torch.manual_seed(0)
     compare(problem(5, 2, 2, 3, 3, 3, False, NAMES), 2e-6)
 
@@ -215,15 +215,15 @@ def test_every_size_of_a_program_gives_the_same(on_cpu, monkeypatch):
     torch.manual_seed(0)
     given = problem(2, 3, 3, 20, 6, 7, True, BIASES)
     for rows, inner in ((16, 16), (64, 32)):
-        sizes = dict.fromkeys(_block_kernels.BLOCKS["tf32"], _block_kernels.Blocks(rows, inner, 4, 1))
-        monkeypatch.setattr(_block_kernels, "BLOCKS", dict.fromkeys(_block_kernels.BLOCKS, sizes))
+        sizes = dict.fromkeys(_fused_block_kernels.BLOCKS["tf32"], _fused_block_kernels.Blocks(rows, inner, 4, 1))
+        monkeypatch.setattr(_fused_block_kernels, "BLOCKS", dict.fromkeys(_fused_block_kernels.BLOCKS, sizes))
         compare(given, 2e-6)
 
 
 @needs_emulation
 @pytest.mark.parametrize("tf32", [False, True])
 def test_programs_for_many_filters_are_of_other_sizes_and_give_the_same(on_cpu, spoiled, monkeypatch, tf32):
-    monkeypatch.setattr(_block, "MOST_FILTERS", 256)
+    monkeypatch.setattr(_fused_block, "MAX_FILTERS", 256)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     torch.manual_seed(0)
     given = problem(2, 2, 3, 130, 8, 9, True, NAMES)
@@ -248,8 +248,8 @@ def test_images_may_have_any_strides(on_cpu):
 @needs_emulation
 def test_nothing_is_kept_where_no_gradient_is_asked_for(on_cpu, monkeypatch):
     block, t, x, theta, grad = problem(2, 3, 3, 5, 4, 4, False, BIASES)
-    kept, forward = [], _block_kernels.forward
-    monkeypatch.setattr(_block_kernels, "forward", lambda *inputs: kept.append(inputs[-1]) or forward(*inputs))
+    kept, forward = [], _fused_block_kernels.forward
+    monkeypatch.setattr(_fused_block_kernels, "forward", lambda *inputs: kept.append(inputs[-1]) or forward(*inputs))
     with torch.no_grad():
         block(t, x, theta)
     block(t, x, theta)
@@ -262,12 +262,12 @@ def test_gradients_of_kernels_are_made_only_where_wanted(on_cpu, monkeypatch):
     block, t, x, theta, grad = problem(2, 3, 3, 5, 4, 4, False, BIASES)
     made = []
     for name in ("front", "taps"):
-        work = getattr(_block_kernels, name)
-        monkeypatch.setattr(_block_kernels, name, lambda *i, name=name, work=work: made.append(name) or work(*i))
+        work = getattr(_fused_block_kernels, name)
+        monkeypatch.setattr(_fused_block_kernels, name, lambda *i, name=name, work=work: made.append(name) or work(*i))
     block(t, x.requires_grad_(), theta).backward(grad)
     assert made == ["front"]
     made.clear()
-    theta["1x1 out"].requires_grad_()
+    theta["conv_out"].requires_grad_()
     block(t, x.detach(), theta).backward(grad)
     assert made == []
 
@@ -368,47 +368,47 @@ def whole(c=3, f=5, o=3, dtype=torch.float32):
 
 
 def test_without_a_gpu_the_convolutions_are_taken():
-    assert not _block.fused(*whole())
+    assert not _fused_block.can_fuse(*whole())
 
 
 def test_the_kernels_are_taken_only_for_what_they_can(monkeypatch):
-    monkeypatch.setattr(_implicit, "available", lambda x: True)
-    assert _block.fused(*whole())
-    assert _block.fused(*whole(c=32, o=32, f=64))
-    assert not _block.fused(*whole(c=33))
-    assert not _block.fused(*whole(o=33))
-    assert not _block.fused(*whole(f=65))
-    assert not _block.fused(*whole(dtype=torch.float64))
-    assert not _block.fused(*whole(dtype=torch.bfloat16))
+    monkeypatch.setattr(_convolution, "triton_available", lambda x: True)
+    assert _fused_block.can_fuse(*whole())
+    assert _fused_block.can_fuse(*whole(c=32, o=32, f=64))
+    assert not _fused_block.can_fuse(*whole(c=33))
+    assert not _fused_block.can_fuse(*whole(o=33))
+    assert not _fused_block.can_fuse(*whole(f=65))
+    assert not _fused_block.can_fuse(*whole(dtype=torch.float64))
+    assert not _fused_block.can_fuse(*whole(dtype=torch.bfloat16))
     x, kernels, biases = whole()
-    assert not _block.fused(x[:0], kernels, biases)
-    assert not _block.fused(x[..., :1, :1], kernels, biases)
-    assert not _block.fused(x, [kernels[0].double(), *kernels[1:]], biases)
+    assert not _fused_block.can_fuse(x[:0], kernels, biases)
+    assert not _fused_block.can_fuse(x[..., :1, :1], kernels, biases)
+    assert not _fused_block.can_fuse(x, [kernels[0].double(), *kernels[1:]], biases)
     with torch.autocast("cpu", torch.bfloat16):
-        assert _block.fused(x, kernels, biases)
+        assert _fused_block.can_fuse(x, kernels, biases)
 
 
 def test_in_full_single_precision_kernels_of_their_own_take_the_convolutions(monkeypatch):
-    monkeypatch.setattr(_implicit, "available", lambda x: True)
+    monkeypatch.setattr(_convolution, "triton_available", lambda x: True)
     x, kernels, biases = whole()
     own = [kernel.expand(2, -1, -1, -1, -1) for kernel in kernels]
     for tf32 in (True, False):
         monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-        assert _block.fused(x, own, biases) == tf32
-        assert _block.fused(x, kernels, biases)
+        assert _fused_block.can_fuse(x, own, biases) == tf32
+        assert _fused_block.can_fuse(x, kernels, biases)
         with torch.autocast("cpu", torch.bfloat16):
-            assert _block.fused(x, own, biases)
+            assert _fused_block.can_fuse(x, own, biases)
 
 
 # Forward mode imports a part of torch that torch itself has deprecated.
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 def test_the_kernels_are_not_taken_under_transforms(monkeypatch):
-    monkeypatch.setattr(_implicit, "available", lambda x: True)
+    monkeypatch.setattr(_convolution, "triton_available", lambda x: True)
     x, kernels, biases = whole()
     taken = []
 
     def ask(x):
-        taken.append(_block.fused(x, kernels, biases))
+        taken.append(_fused_block.can_fuse(x, kernels, biases))
         return x.sum()
 
     torch.func.vmap(ask)(x[None])
@@ -421,7 +421,7 @@ def test_the_kernels_are_not_taken_under_transforms(monkeypatch):
 
 def test_only_the_automatic_choice_with_relu_takes_the_kernels(monkeypatch):
     asked = []
-    monkeypatch.setattr(conv_block, "fused", lambda *inputs: asked.append(inputs) or False)
+    monkeypatch.setattr(conv_block, "can_fuse", lambda *inputs: asked.append(inputs) or False)
     x, t = torch.zeros(1, 2, 3, 3), torch.zeros(1)
     for changes in ({"activation": "tanh"}, {"convolution": "grouped"}, {"convolution": "unfolded"}):
         ConvBlock(2, 3, (), **changes)(t, x, {})
@@ -437,13 +437,13 @@ def test_only_the_automatic_choice_with_relu_takes_the_kernels(monkeypatch):
 @pytest.fixture
 def always(monkeypatch):
     """The kernels, be they faster or not."""
-    monkeypatch.setattr(_block, "worthwhile", lambda x, w2: True)
+    monkeypatch.setattr(_fused_block, "is_faster", lambda x, w2: True)
 
 
 @pytest.fixture
 def inspected(monkeypatch):
-    """Before a kernel runs, its products' factors are found to be wide, or of one step: see `_block_kernels.py`."""
-    launch = _block_kernels._launch
+    """Check that the factors of products are wide, or of one step: see `_fused_block_kernels.py`."""
+    launch = _fused_block_kernels._launch
 
     def look(kernel, grid, tensors, sizes, blocks):
         how = {"num_warps": blocks.warps, "num_stages": blocks.stages}
@@ -452,7 +452,7 @@ def inspected(monkeypatch):
         assert not re.search(r"add\.s64[^;]*, -\d{19};", compiled.asm["ptx"])
         launch(kernel, grid, tensors, sizes, blocks)
 
-    monkeypatch.setattr(_block_kernels, "_launch", look)
+    monkeypatch.setattr(_fused_block_kernels, "_launch", look)
 
 
 BIG = [
@@ -460,7 +460,7 @@ BIG = [
     (40, 13, 13, 64, 32, 32, True, NAMES),
     (3, 13, 13, 50, 28, 28, True, ()),
     (2, 20, 7, 60, 6, 6, True, BIASES),
-    (33, 32, 32, 33, 13, 12, True, ("3x3",)),
+    (33, 32, 32, 33, 13, 12, True, ("conv_3x3",)),
     (3, 13, 13, 50, 7, 7, True, ()),
 ]
 
@@ -482,7 +482,7 @@ def test_a_gpu_computes_the_block_and_its_gradients(case, way, always, inspected
 def whole_is_taken(given):
     block, t, x, theta, _ = given
     parts = [theta[name] for name in NAMES[::2]], [theta[name] for name in BIASES]
-    return _block.fused(x, *parts, t if block.time else None)
+    return _fused_block.can_fuse(x, *parts, t if block.time else None)
 
 
 @needs_cuda

@@ -1,18 +1,18 @@
-"""Triton kernels for per-sample convolutions.
+"""Triton kernels for convolutions with one kernel per sample.
 
-They are products of matrices whose second factor, the shifted copies of the image, is read where it is and never
-written out; one block of one sample's result a program.
+They are matrix products whose second factor, the shifted copies of the image, is read in place and never written out.
+Each program computes one block of the result of one sample.
 
-    lay          writes x once with its border of zeros and a pixel's channels side by side, X[i, j, c].
+    lay          writes x once with its border of zeros and the channels of a pixel contiguous, X[i, j, c].
     convolve     y[o, i, j] = sum over p, and then over (q, c), of w[o, p, (q, c)] X[i + p, (j, 0) + (q, c)]: the k c
-                 numbers that a row of the kernel meets lie side by side in both, and nothing is outside.
-    correlate    w'[o, c, p, q] = sum over pixels of y'[o, pixel] x[c, pixel moved by (p, q)], or 0 outside: pixels lie
-                 side by side in both, and with one (p, q) a program, only pixels can be outside, whatever the channel.
+                 numbers that a row of the kernel meets are contiguous in both, and none is outside.
+    correlate    w'[o, c, p, q] = sum over pixels of y'[o, pixel] x[c, pixel moved by (p, q)], or 0 outside: pixels are
+                 contiguous in both, and with one (p, q) per program only pixels can be outside, for any channel.
 
-So what is summed over lies side by side everywhere, which is what tensor cores want of single precision. Sums are in
-single precision. Products of single-precision input follow the switch that torch's own convolutions follow,
-`torch.backends.cudnn.allow_tf32`: TF32 where it is on, and otherwise three TF32 products for each ("tf32x3"), which is
-as precise as single precision.
+So the summed dimension is contiguous everywhere, as tensor cores need it in single precision. Sums are in single
+precision. Products of single-precision inputs follow the switch of torch's own convolutions,
+`torch.backends.cudnn.allow_tf32`: TF32 if it is on, and otherwise three TF32 products for each ("tf32x3"), which is as
+precise as single precision.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# Without Triton nobody asks for the kernels, but the file can still be read.
+# Without Triton the kernels are never called, but the file can be imported.
 _found = find_spec("triton") is not None
 tl: Any = import_module("triton.language") if _found else None
 jit: Any = import_module("triton").jit if _found else (lambda kernel: kernel)
 
 
 class Blocks(NamedTuple):
-    """What one program computes: rows (pixels, or channels of x) by outs, summed up in pieces of `inner`."""
+    """The size of one program: rows (pixels, or channels of x) by outs, summed in pieces of `inner`."""
 
     rows: int
     inner: int
@@ -49,7 +49,7 @@ _LAY = Blocks(64, 32, 4, 1)
 
 
 def convolve(x: Tensor, w: Tensor, blocks: Blocks | None = None, precision: str | None = None) -> Tensor:
-    """y (batch, o, H, W) for x (batch, c, H, W) and w (batch, o, c, k, k)."""
+    """Return y (batch, o, H, W) for x (batch, c, H, W) and w (batch, o, c, k, k)."""
     precision = precision or _precision()
     blocks = blocks or CONVOLVE[precision]
     (batch, c, height, width), o, k = x.shape, w.shape[1], w.shape[-1]
@@ -65,7 +65,7 @@ def convolve(x: Tensor, w: Tensor, blocks: Blocks | None = None, precision: str 
 
 
 def correlate(y: Tensor, x: Tensor, k: int, blocks: Blocks | None = None, precision: str | None = None) -> Tensor:
-    """The gradient of w (batch, o, c, k, k) from that of y (batch, o, H, W)."""
+    """Return the gradient of w (batch, o, c, k, k) from that of y (batch, o, H, W)."""
     precision = precision or _precision()
     blocks = blocks or CORRELATE[precision]
     (batch, c, height, width), o = x.shape, y.shape[1]
@@ -78,9 +78,9 @@ def correlate(y: Tensor, x: Tensor, k: int, blocks: Blocks | None = None, precis
 
 
 def lay(x: Tensor, k: int) -> Tensor:
-    """x with its border of zeros and a pixel's channels side by side, (batch, H + k - 1, W + k - 1, C).
+    """Return x with its border of zeros and the channels of a pixel contiguous, (batch, H + k - 1, W + k - 1, C).
 
-    C is c, made large enough for every pixel to start at a multiple of 16 bytes, which can be read at once.
+    C is c rounded up so that every pixel starts at a multiple of 16 bytes, which can be read at once.
     """
     batch, c, height, width = x.shape
     whole = _pieces(c * x.element_size(), 16) * 16 // x.element_size()
@@ -96,7 +96,7 @@ def _precision() -> str:
 
 
 def _power(size: int) -> int:
-    """How many channels a program takes: a power of 2, from 16 to 64."""
+    """Return the number of channels of one program: a power of 2, from 16 to 64."""
     return min(max(1 << (size - 1).bit_length(), 16), 64)
 
 

@@ -1,19 +1,19 @@
-"""The convolution block, 1x1, relu, 3x3, relu, 1x1, as a whole: a few kernels for NVIDIA GPUs, forward and backward.
+"""The convolution block, 1x1, relu, 3x3, relu, 1x1, in a few kernels for NVIDIA GPUs, forward and backward.
 
-The same as the three convolutions one after the other, up to rounding, with a fraction of their way through memory. The
-kernels are in `_block_kernels.py`, which needs Triton; compilers see these operators:
+The result is that of the three convolutions up to rounding, with a fraction of their memory traffic. The kernels are in
+`_fused_block_kernels.py`, which needs Triton; compilers see these operators:
 
-    ncode::conv_block_kernels    the 3x3 kernels, laid out for what follows. An operator of its own, as a solve asks for
-                                 the same ones again and again.
+    ncode::conv_block_kernels    the 3x3 kernels, laid out for the others. An operator of its own, since the evaluations
+                                 of one solve can share its result.
     ncode::conv_block            y, and what backward needs of the layers in between
-    ncode::conv_block_back       the gradient of the last layer, and what goes on to the others
+    ncode::conv_block_back       the gradient of the last layer, and the input of the next two
     ncode::conv_block_front      the gradients of x and of the first layer
     ncode::conv_block_taps       the gradient of the 3x3 kernels
 
-Weights are a sample's own, (batch, ...), with a stride of 0 where all samples share them; the 3x3 kernels are (1, ...)
-then, so that their gradients are added up where they are made. Kernels of the first layer are (batch, c, f), unlike
-torch's. Only first derivatives in reverse mode come from the kernels: a backward that is itself recorded, or mapped,
-goes through the three convolutions.
+Weights have a batch dimension, (batch, ...), of stride 0 if all samples share them; shared 3x3 kernels are (1, ...), so
+that their gradients are summed where they are computed. Kernels of the first layer are (batch, c, f), unlike torch's.
+The kernels compute first derivatives in reverse mode only: a backward that is itself recorded, or mapped, uses the
+three convolutions.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 
 from .._torch_private import is_dual, is_transforming
-from . import _implicit
+from . import _convolution
 from ._convolution import sample_conv2d
 
-MOST_CHANNELS, MOST_FILTERS = 32, 64  # of x and y, and in between: a program holds them all
+MAX_CHANNELS, MAX_FILTERS = 32, 64  # of x and y, and in between: one program holds them all
 
 _library = torch.library.Library("ncode", "FRAGMENT")
 _library.define("conv_block_kernels(Tensor w2, ScalarType dtype, bool turned) -> Tensor")
@@ -46,35 +46,35 @@ _library.define(
 _library.define("conv_block_taps(Tensor slope, Tensor laid, int filters, bool shared) -> Tensor")
 
 
-def fused(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], t: Tensor | None = None) -> bool:
-    """Whether the block with relu goes this way, for x as the first layer sees it, and t where each layer sees it."""
-    if not _implicit.available(x) or torch.compiler.is_exporting() or is_transforming():
+def can_fuse(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], t: Tensor | None = None) -> bool:
+    """Return whether these kernels are to be used, for the input x of the first layer, and t if it is an input."""
+    if not _convolution.triton_available(x) or torch.compiler.is_exporting() or is_transforming():
         return False
     tensors = (x, *kernels, *biases, *(() if t is None else (t,)))
     if any(tensor.dtype != torch.float32 for tensor in tensors[:7]) or 0 in x.shape or any(map(is_dual, tensors)):
         return False
     f, o = kernels[0].shape[-4], kernels[2].shape[-4]
-    # Of one pixel, channels would lie side by side where the kernels count on pixels to do so.
-    if max(x.shape[1], o) > MOST_CHANNELS or f > MOST_FILTERS or x.shape[2:].numel() == 1:
+    # With one pixel, channels are contiguous where the kernels expect pixels to be.
+    if max(x.shape[1], o) > MAX_CHANNELS or f > MAX_FILTERS or x.shape[2:].numel() == 1:
         return False
-    return _storage(x) is not None and worthwhile(x, kernels[1])
+    return _storage(x) is not None and is_faster(x, kernels[1])
 
 
-def worthwhile(x: Tensor, w2: Tensor) -> bool:
-    """Whether this way is faster: not for kernels of their own in full single precision, which takes three products.
+def is_faster(x: Tensor, w2: Tensor) -> bool:
+    """Return whether these kernels are faster: not for one kernel per sample in full single precision.
 
     Measured on an H200, batch 256, 13 x 32 x 32, forward and backward, in milliseconds against the three convolutions:
-    50 filters of their own 0.40 and 0.87 in bfloat16, 0.95 and 1.14 in TF32, 2.37 and 1.48 in full precision; 64
-    filters that all share 0.38 and 1.33, 1.31 and 1.64, 2.61 and 3.73.
+    50 filters per sample 0.40 and 0.87 in bfloat16, 0.95 and 1.14 in TF32, 2.37 and 1.48 in full precision; 64 shared
+    filters 0.38 and 1.33, 1.31 and 1.64, 2.61 and 3.73.
     """
     return w2.dim() == 4 or torch.backends.cudnn.allow_tf32 or _storage(x) != torch.float32
 
 
-def conv_block(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], t: Tensor | None = None) -> Tensor:
-    """y (batch, o, H, W), in single precision, for x (batch, c, H, W).
+def fused_block(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], t: Tensor | None = None) -> Tensor:
+    """Return y (batch, o, H, W), in single precision, for x (batch, c, H, W).
 
     Kernels are (batch, o, i, k, k) or shared, (o, i, k, k), and biases (batch, o) or (o,). With t (batch,) every kernel
-    has one input more, which is t everywhere.
+    has one more input channel, which is t everywhere.
     """
     batch, dtype = len(x), _storage(x)
     assert dtype is not None
@@ -95,7 +95,7 @@ def conv_block(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], t
 
 
 def _storage(x: Tensor) -> torch.dtype | None:
-    """What the layers in between are stored in: what autocast says."""
+    """Return the dtype of the layers in between, that of autocast; None if the kernels do not have it."""
     if not torch.is_autocast_enabled(x.device.type):
         return torch.float32
     dtype = torch.get_autocast_dtype(x.device.type)
@@ -108,7 +108,7 @@ def _forward(inputs: Sequence[Any], kernels: Tensor, *, keep: bool) -> tuple[Ten
 
 
 class _Block(torch.autograd.Function):
-    """The block and its gradients, each by the kernels."""
+    """The block and its gradients by the kernels."""
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
@@ -141,10 +141,10 @@ class _Block(torch.autograd.Function):
 
 
 def _recorded(inputs: Sequence[Any], needs: Sequence[bool], grad: Tensor, dtype: torch.dtype) -> list[Tensor | None]:
-    """The gradients once more, by operations that can be differentiated again."""
+    """Return the gradients by operations that can be differentiated again."""
     again = torch.is_grad_enabled()
     with torch.enable_grad(), torch.autocast(grad.device.type, dtype, enabled=dtype != torch.float32):
-        # Aliases: what leads to the inputs must not be walked through here.
+        # Aliases, so that the graph that leads to the inputs is not differentiated here.
         own: list[Any] = [None if tensor is None else tensor.view_as(tensor) for tensor in inputs]
         y = compose(*own).float()
     wanted = [tensor for tensor, need in zip(own, needs, strict=True) if tensor is not None and need]
@@ -155,7 +155,7 @@ def _recorded(inputs: Sequence[Any], needs: Sequence[bool], grad: Tensor, dtype:
 def compose(
     x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, w3: Tensor, b3: Tensor, rim: Tensor | None
 ) -> Tensor:
-    """The block by convolutions, with w1 (batch, c, f)."""
+    """Return the block by convolutions, with w1 (batch, c, f)."""
     w2 = w2.expand(len(x), -1, -1, -1, -1)
     y = torch.relu(sample_conv2d(x, w1.transpose(1, 2)[..., None, None]) + b1[:, :, None, None])
     y = sample_conv2d(y, w2) + b2[:, :, None, None]
@@ -204,16 +204,16 @@ def _taps_shape(slope: Tensor, laid: Tensor, filters: int, shared: bool) -> Tens
 
 
 def _between(f: int, dtype: torch.dtype) -> int:
-    from ._block_kernels import between
+    from ._fused_block_kernels import between
 
     return between(f, dtype)
 
 
 def run_kernels(name: str, *arguments: Any) -> Any:
-    """One operator, by Triton."""
-    from . import _block_kernels
+    """Run one operator by Triton."""
+    from . import _fused_block_kernels
 
-    return getattr(_block_kernels, name)(*arguments)
+    return getattr(_fused_block_kernels, name)(*arguments)
 
 
 OPERATORS = {
@@ -226,7 +226,7 @@ OPERATORS = {
 
 
 def implement(library: torch.library.Library, device: str) -> None:
-    """Let the operators run by the kernels on a kind of device."""
+    """Register the kernels as the implementation of the operators on a device type."""
     for operator, (name, _) in OPERATORS.items():
         library.impl(operator, lambda *arguments, name=name: run_kernels(name, *arguments), device)
 

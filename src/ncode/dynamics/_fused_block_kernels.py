@@ -1,30 +1,30 @@
 """Triton kernels for the whole convolution block, y = W3 relu(W2 * relu(W1 x + b1) + b2) + b3, and for its gradients.
 
-What lies between the layers is several times as large as the image, and its way to memory and back is what the block
-costs. Here each layer is written once, and a 1x1 layer is part of the pass that makes or reads its 3x3 neighbour:
+The layers in between are several times as large as the image, and moving them to memory and back is what the block
+costs. Here each layer is written once, and a 1x1 layer is part of the pass that writes or reads its 3x3 neighbour:
 
-    arrange   the 3x3 kernels as (tap, out, in), of the dtype of products; turned by half a turn, (tap, in, out).
-    first     H1 = relu(W1 x + b1), with its border of zeros and a pixel's channels side by side.
-    second    h2 = relu(W2 * H1 + b2), and y = W3 h2 + b3 from the same registers. h2 is written where it is kept.
-    back      the gradient of what enters the second relu, DH2, laid out as H1 is; of W3, b3 and b2 on the way.
-    front     the gradient of x by the turned 3x3; those of W1 and b1, a piece a program, are added up by `join`.
-    taps      the gradient of W2, a row of the 3x3 a program.
+    arrange   the 3x3 kernels as (tap, out, in), in the dtype of products; or rotated by 180 degrees, (tap, in, out).
+    first     H1 = relu(W1 x + b1), with its border of zeros and the channels of a pixel contiguous.
+    second    h2 = relu(W2 * H1 + b2), and y = W3 h2 + b3 from the same registers. h2 is written if it is to be kept.
+    back      DH2, the gradient before the second relu, in the layout of H1; also the gradients of W3, b3 and b2.
+    front     the gradient of x by the rotated 3x3; those of W1 and b1, one part per program, are summed by `join`.
+    taps      the gradient of W2, one row of the 3x3 per program.
 
-Channels between the layers are a power of two, C >= f, with zeros beyond f: only pixels are ever outside. A channel
-that is t everywhere is never written: for the 1x1 layers it is a bias, and for the 3x3 nine further terms (`rim`), one
-for each tap that is inside of the image.
+The number of channels between the layers is a power of two, C >= f, with zeros beyond f: only pixels can be outside. A
+channel that is t everywhere is never written: in a 1x1 layer it is a bias, and in the 3x3 nine more terms (`rim`), one
+for each tap that is inside the image.
 
-x, y, weights and all gradients are single precision. H1, h2, DH2 and the factors of products are of the dtype asked
-for; sums are in single precision. See `_implicit_kernels.py` for TF32.
+x, y, weights and all gradients are in single precision. H1, h2, DH2 and the factors of products are in the requested
+dtype; sums are in single precision. See `_convolution_kernels.py` for TF32.
 
-Tensor cores take 16 bits either way round, but want of single precision that what is summed over lies side by side. So
-there `front` reads turned kernels, and `first` and `back` write H1 and DH2 a second time, as (batch, f, H + 2, W + 2),
+Tensor cores take 16-bit factors in either order, but in single precision need the summed dimension to be contiguous. So
+there `front` reads rotated kernels, and `first` and `back` write H1 and DH2 a second time, as (batch, f, H + 2, W + 2),
 for `taps`, which sums over pixels.
 
-A factor of more than one step of a product is at least 128 bytes wide where it is contiguous. Hopper's assembler (ptxas
-of CUDA 12.8, in Triton 3.6) may leave the address of a narrower one undefined, if another has been in the same place of
-shared memory before: an illegal memory access. Hence C >= 64 in 16 bits, kernels of the first layer as (c, f), `_seen`
-with pixels last, and the gradient that `back` reads with pixels first, whatever the width of images.
+A factor of a product of more than one step is at least 128 bytes wide in its contiguous dimension. The assembler for
+Hopper (ptxas of CUDA 12.8, in Triton 3.6) may leave the address of a narrower one undefined if another has been in the
+same part of shared memory before: an illegal memory access. Hence C >= 64 in 16 bits, kernels of the first layer as
+(c, f), `_seen` with pixels last, and the gradient that `back` reads with pixels first, for any width of the image.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ._implicit_kernels import _pieces, _precision
+from ._convolution_kernels import _pieces, _precision
 
 _found = find_spec("triton") is not None
 tl: Any = import_module("triton.language") if _found else None
@@ -47,7 +47,7 @@ jit: Any = import_module("triton").jit if _found else (lambda kernel: kernel)
 
 
 class Blocks(NamedTuple):
-    """What one program computes: `rows` pixels, summed up in pieces of `inner`."""
+    """The size of one program: `rows` pixels, summed in pieces of `inner`."""
 
     rows: int
     inner: int
@@ -78,23 +78,26 @@ BLOCKS = {
         "taps": Blocks(0, 32, 8, 2),
     },
 }
-_SUMS = {"half": 128, "tf32": 128, "tf32x3": 64}  # that a thread may hold: it has 255 registers for everything
+_SUMS = {"half": 128, "tf32": 128, "tf32x3": 64}  # the most that a thread may hold: it has 255 registers for everything
 _ARRANGE, _JOIN = Blocks(1024, 0, 4, 1), Blocks(0, 0, 4, 1)
-_GROUPS = 32  # into how many sums the gradients of kernels that all samples share are gathered first
+_GROUPS = 32  # number of partial sums of the gradients of shared kernels
 
 
 def width(size: int, least: int = 16) -> int:
-    """Channels as programs see them: a power of two."""
+    """Return a number of channels rounded up to a power of two."""
     return max(1 << (size - 1).bit_length(), least)
 
 
 def between(f: int, dtype: torch.dtype) -> int:
-    """C: channels between the layers, at least 128 bytes."""
+    """Return C, the number of channels between the layers, at least 128 bytes."""
     return width(f, 128 // dtype.itemsize)
 
 
 def arrange(w2: Tensor, dtype: torch.dtype, turned: bool = False) -> Tensor:
-    """Kernels (n, f, f, 3, 3) as (n, 9, C, C), zeros beyond f: tap, out, in; or turned: last tap first, in, out."""
+    """Return kernels (n, f, f, 3, 3) as (n, 9, C, C), zeros beyond f: (tap, out, in).
+
+    With `turned` they are rotated by 180 degrees: (last tap first, in, out).
+    """
     f, channels = w2.shape[1], between(w2.shape[1], dtype)
     if w2.stride()[2:] != (9, 3, 1):
         w2 = w2.contiguous()
@@ -116,9 +119,9 @@ def forward(
     rim: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """y (batch, o, H, W), H1 (batch, H + 2, W + 2, C), h2 (batch, H W, C) and H1 for `taps`.
+    """Return y (batch, o, H, W), H1 (batch, H + 2, W + 2, C), h2 (batch, H W, C) and H1 for `taps`.
 
-    The last two are empty where nothing is kept, and the last one in 16 bits.
+    The last two are empty unless `keep`, and the last one is empty in 16 bits.
     """
     (batch, c, height, wide), f, channels = x.shape, w1.shape[2], kernels.shape[-1]
     dtype, blocks, precision = _setting(kernels.dtype, channels)
@@ -148,7 +151,7 @@ def forward(
 def back(
     grad: Tensor, w3: Tensor, h2: Tensor, height: int, wide: int, time: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """DH2, also for `taps` in single precision, and the gradients of w3, b3, b2 and, with time, of the rim."""
+    """Return DH2, in single precision also for `taps`, and the gradients of w3, b3, b2 and, with time, of the rim."""
     (batch, o, f), channels = w3.shape, h2.shape[-1]
     _, blocks, precision = _setting(h2.dtype, channels)
     grad, h2, w3 = grad.float().contiguous(), h2.contiguous(), _rows(w3)
@@ -164,7 +167,7 @@ def back(
 
 
 def front(slope: Tensor, laid: Tensor, kernels: Tensor, w1: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, w1 and b1; kernels are turned in single precision."""
+    """Return the gradients of x, w1 and b1; kernels are rotated in single precision."""
     (batch, c, height, wide), f, channels = x.shape, w1.shape[2], laid.shape[-1]
     dtype, blocks, precision = _setting(laid.dtype, channels)
     slope, laid, kernels, x = (tensor.contiguous() for tensor in (slope, laid, kernels, x))
@@ -181,9 +184,9 @@ def front(slope: Tensor, laid: Tensor, kernels: Tensor, w1: Tensor, x: Tensor) -
 
 
 def taps(slope: Tensor, laid: Tensor, f: int, shared: bool) -> Tensor:
-    """The gradient of w2, (batch, f, f, 3, 3), or (1, f, f, 3, 3) where all samples share it.
+    """Return the gradient of w2, (batch, f, f, 3, 3), or (1, f, f, 3, 3) if all samples share it.
 
-    From H1 and DH2, in single precision as (batch, f, H + 2, W + 2).
+    It is computed from H1 and DH2, in single precision as (batch, f, H + 2, W + 2).
     """
     channels = between(f, laid.dtype)
     dtype, blocks, precision = _setting(laid.dtype, channels)
@@ -205,7 +208,7 @@ def _setting(dtype: torch.dtype, channels: int) -> tuple[torch.dtype, dict[str, 
 
 
 def _fitting(how: Blocks, channels: int, most: int) -> Blocks:
-    """More warps, and then fewer pixels, until a thread holds no more than so many sums."""
+    """Return blocks with more warps, then fewer pixels, so that a thread holds at most `most` sums."""
     while how.rows * channels > 32 * how.warps * most:
         how = how._replace(warps=8) if how.warps < 8 else how._replace(rows=how.rows // 2)
     return how
@@ -219,29 +222,29 @@ def _launch(
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """Samples one after the other, or all in the same place; each without gaps."""
+    """Return a tensor whose samples are contiguous; their stride may be anything, also 0."""
     return tensor if tensor[:1].is_contiguous() else tensor.contiguous()
 
 
 def _terms(dtype: torch.dtype) -> int:
-    """The least of terms that a product sums up: one step in 16 bits, 128 bytes in single precision."""
+    """Return the least number of terms of a product: one step in 16 bits, 128 bytes in single precision."""
     return 32 if dtype == torch.float32 else 16
 
 
 def _step(tensor: Tensor) -> int:
-    """From one sample to the next; 0 where all share the first."""
+    """Return the stride between samples; 0 if all share the first."""
     return tensor.stride(0) if len(tensor) > 1 else 0
 
 
 @jit
 def _relu(x):
-    """max(x, 0), where nan stays nan."""
+    """Return max(x, 0), where nan stays nan."""
     return tl.where(x <= 0.0, 0.0, x)
 
 
 @jit
 def _seen(i, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr):
-    """Which of the nine neighbours of pixels (i, j) are inside of the image: [TAPS, pixels]."""
+    """Return which of the nine neighbours of pixels (i, j) are inside the image: [TAPS, pixels]."""
     tap = tl.arange(0, TAPS)
     row = i[None, :] + (tap // 3 - 1)[:, None]
     column = j[None, :] + (tap % 3 - 1)[:, None]
@@ -262,7 +265,7 @@ def _nine(
     BACK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The 3x3 convolution at some pixels, or the one that takes gradients BACK: [PIXELS, CHANNELS]."""
+    """Return the 3x3 convolution at some pixels, or with BACK its transpose, for gradients: [PIXELS, CHANNELS]."""
     WIDE: tl.constexpr = WIDTH + 2
     PIECES: tl.constexpr = CHANNELS // INNER
     out = tl.arange(0, CHANNELS)
@@ -297,7 +300,7 @@ def _arrange(
     BLOCKS: tl.constexpr = (WHOLE + NUMBERS - 1) // NUMBERS
     program = tl.program_id(0)
     sample = (program // BLOCKS).to(tl.int64)
-    # One dimension, as the kernels lie in memory: read side by side, and written to nine places.
+    # One dimension, in the order of memory: reads are contiguous, and writes go to nine places.
     number = (program % BLOCKS) * NUMBERS + tl.arange(0, NUMBERS)
     out, rest = number // (9 * CHANNELS), number % (9 * CHANNELS)
     known = (out < FILTERS) & (rest < 9 * FILTERS)
@@ -340,7 +343,7 @@ def _first(
     laid += sample * (PLANE * CHANNELS)
     i, j = place // WIDE - 1, place % WIDE - 1
     inside = (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH)
-    # Pixels last, as they are in memory: the compiler cannot tell that these lie side by side.
+    # Pixels last, as they are in memory: the compiler cannot see that they are contiguous.
     seen = (c < IN)[:, None] & inside[None, :]
     image = tl.load(x + (c[:, None] * (HEIGHT * WIDTH) + (i * WIDTH + j)[None, :]), mask=seen, other=0.0)
     known = (c < IN)[:, None] & (out < FILTERS)[None, :]
@@ -457,7 +460,7 @@ def _back(
         i, j = place // WIDE - 1, place % WIDE - 1
         inside = (i >= 0) & (i < HEIGHT) & (j >= 0) & (j < WIDTH)
         pixel = i * WIDTH + j
-        # Pixels first: where the compiler cannot tell which of two lie side by side in memory, it takes the first.
+        # Pixels first: where the compiler cannot see which of two dimensions is contiguous, it assumes the first.
         some = inside[:, None] & (o < OUT)[None, :]
         above = tl.load(grad + (pixel[:, None] + o[None, :] * (HEIGHT * WIDTH)), mask=some, other=0.0)
         hidden = tl.load(h2 + (pixel[:, None] * CHANNELS + channel[None, :]), mask=inside[:, None], other=0.0)
@@ -478,7 +481,7 @@ def _back(
     target = w3_grad + sample * (OUT * FILTERS) + (o[None, :] * FILTERS + channel[:, None])
     tl.store(target, of_w3, mask=fits & (o < OUT)[None, :])
     tl.store(b3_grad + sample * OUT + o, of_b3, mask=o < OUT)
-    # A pixel inside of the image is its own neighbour in the middle.
+    # A pixel inside the image is its own neighbour in the middle.
     middle = tl.sum(tl.where((tap == 4)[None, :], of_taps, 0.0), axis=1)
     tl.store(b2_grad + sample * FILTERS + channel, middle, mask=channel < FILTERS)
     if TIME:
@@ -627,7 +630,7 @@ def _tile(
     DOWN: tl.constexpr,
     LAST: tl.constexpr,
 ):
-    """Some places by some channels of an image whose channels are LAST or first: places go DOWN, or to the right."""
+    """Load places by channels of an image whose channels are LAST or first. With DOWN, rows of the tile are places."""
     if LAST:
         if DOWN:
             tile = tl.load(image + (place[:, None] * CHANNELS + channel[None, :]), mask=live[:, None], other=0.0)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ncode.dynamics import _convolution, _implicit, _implicit_kernels
+from ncode.dynamics import _convolution, _convolution_kernels
 from ncode.dynamics._convolution import sample_conv2d
 
 from .reference import one_by_one
@@ -80,28 +80,28 @@ def emulated(monkeypatch):
             language.program = program
             kernel(*(Pointer(tensor.view(-1)) for tensor in tensors), *sizes)
 
-    monkeypatch.setattr(_implicit_kernels, "tl", language)
-    monkeypatch.setattr(_implicit_kernels, "_launch", launch)
+    monkeypatch.setattr(_convolution_kernels, "tl", language)
+    monkeypatch.setattr(_convolution_kernels, "_launch", launch)
 
 
-@pytest.mark.skipif(_implicit_kernels._found, reason="Triton is here: its kernels are no plain functions")
+@pytest.mark.skipif(_convolution_kernels._found, reason="Triton is here: its kernels are no plain functions")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("rows", [16, 128])
 def test_the_kernels_compute_convolutions_and_stay_within_memory(emulated, shape, rows):
     x, w, y, grad, x_grad, w_grad = problem(*shape, dtype=torch.float64)
-    blocks = _implicit_kernels.Blocks(rows, 16, 4, 3)
+    blocks = _convolution_kernels.Blocks(rows, 16, 4, 3)
     turned = w.transpose(1, 2).flip(3, 4)
-    torch.testing.assert_close(_implicit_kernels.convolve(x, w, blocks), y)
-    torch.testing.assert_close(_implicit_kernels.convolve(grad, turned, blocks), x_grad)
-    torch.testing.assert_close(_implicit_kernels.correlate(grad, x, shape[-1], blocks), w_grad)
+    torch.testing.assert_close(_convolution_kernels.convolve(x, w, blocks), y)
+    torch.testing.assert_close(_convolution_kernels.convolve(grad, turned, blocks), x_grad)
+    torch.testing.assert_close(_convolution_kernels.correlate(grad, x, shape[-1], blocks), w_grad)
 
 
-@pytest.mark.skipif(_implicit_kernels._found, reason="Triton is here: its kernels are no plain functions")
+@pytest.mark.skipif(_convolution_kernels._found, reason="Triton is here: its kernels are no plain functions")
 @pytest.mark.parametrize(("dtype", "channels"), [(torch.float64, 6), (torch.float32, 8), (torch.bfloat16, 8)])
 def test_an_image_is_laid_out_with_its_border_and_whole_lines(emulated, dtype, channels, monkeypatch):
     x = torch.randn(2, 5, 3, 4).to(dtype)
     monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *shape: self.new_full(shape, torch.nan))
-    laid = _implicit_kernels.lay(x, 3)
+    laid = _convolution_kernels.lay(x, 3)
     expected = F.pad(x, (1, 1, 1, 1)).permute(0, 2, 3, 1)
     torch.testing.assert_close(laid, F.pad(expected, (0, channels - 5)))
 
@@ -118,7 +118,7 @@ def on_cpu(monkeypatch):
         return torch.stack([torch.nn.grad.conv2d_weight(a, shape, b, padding=k // 2) for a, b in pairs])
 
     library.impl("sample_conv2d_kernels", correlate, "CPU")
-    monkeypatch.setattr(_implicit, "available", lambda x: True)
+    monkeypatch.setattr(_convolution, "triton_available", lambda x: True)
     yield
     library._destroy()
 

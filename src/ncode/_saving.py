@@ -1,0 +1,71 @@
+"""What saved files need of a module: its constructor arguments, and the control names of earlier versions."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any
+
+from torch import nn
+
+from .errors import InputError
+
+_KERNELS = {"1x1 in": "conv_in", "3x3": "conv_3x3", "1x1 out": "conv_out"}
+
+
+class Configurable(nn.Module):
+    """A module that can return the arguments of its constructor."""
+
+    def config(self) -> dict[str, Any]:
+        """Return the arguments that build this object again.
+
+        By default they are read from the attributes of the same names; override this where they are kept differently.
+        """
+        return constructor_arguments(self)
+
+    def extra_repr(self) -> str:
+        """Show the arguments that are neither modules nor functions."""
+        try:
+            arguments = self.config()
+        except InputError:
+            return ""
+        return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if not callable(value))
+
+
+def constructor_arguments(module: nn.Module) -> dict[str, Any]:
+    """Return the constructor arguments of a module that keeps each as an attribute of the same name."""
+    arguments = {}
+    for name, parameter in list(inspect.signature(type(module).__init__).parameters.items())[1:]:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        try:
+            arguments[name] = getattr(module, name)
+        except AttributeError:
+            raise InputError(
+                f"cannot find the argument {name!r} of {type(module).__name__}: keep it as self.{name}, or define"
+                " config(), which returns the constructor's arguments"
+            ) from None
+    return arguments
+
+
+def current_name(name: str) -> str:
+    """Return the present name of a control that earlier versions called, for example, "weight 1" or "3x3 bias".
+
+    >>> current_name("weight 1"), current_name("3x3 bias"), current_name("goal")
+    ('weight_1', 'conv_3x3_bias', 'goal')
+    """
+    kernel = name.removesuffix(" bias")
+    if kernel in _KERNELS:
+        return _KERNELS[kernel] + ("_bias" if name.endswith(" bias") else "")
+    return re.sub(r"^(weight|bias) (\d+)$", r"\1_\2", name)
+
+
+def accept_old_names(module: nn.Module) -> None:
+    """Let `load_state_dict` of this module take keys with control names of earlier versions."""
+    module.register_load_state_dict_pre_hook(_rename_keys)
+
+
+def _rename_keys(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        parts = key.removeprefix(prefix).split(".")
+        state_dict[prefix + ".".join(map(current_name, parts))] = state_dict.pop(key)
