@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ncode_lab.metrics import clustering_accuracy, k_means, normalised_mutual_information, spectral_clusters, t_sne
-from ncode_lab.metrics.kmeans import running_sum
+from ncode_lab.metrics.clustering import cumulative_sum
 from sklearn.cluster import KMeans
 from sklearn.metrics import normalized_mutual_info_score
 
@@ -60,7 +60,7 @@ def test_the_mutual_information_equals_that_of_scikit_learn(pairs):
 @pytest.mark.parametrize(
     ("labels", "clusters", "sentence"),
     [
-        (torch.zeros(3).long(), torch.zeros(4).long(), "clusters must be as many as the samples, 3; given 4"),
+        (torch.zeros(3).long(), torch.zeros(4).long(), "clusters must be one per sample, 3; given 4"),
         (torch.zeros(3), torch.zeros(3).long(), "labels must be whole numbers; given torch.float32"),
         (torch.zeros(3).long(), torch.tensor([0, 1, -1]), "clusters must not be negative; the smallest is -1"),
         (torch.zeros(2, 3).long(), torch.zeros(2).long(), r"of shape \(n,\)"),
@@ -119,15 +119,15 @@ def test_more_starts_are_never_worse_and_a_seed_repeats():
 
 
 @given(n=st.integers(1, 600))
-def test_running_sums_are_cumulative_sums(n):
+def test_cumulative_sums_equal_those_of_torch(n):
     x = torch.rand(n, dtype=torch.float64)
-    torch.testing.assert_close(running_sum(x), x.cumsum(0))
+    torch.testing.assert_close(cumulative_sum(x), x.cumsum(0))
 
 
 def test_chunks_do_not_change_k_means(monkeypatch):
     codes = blobs()
     whole = k_means(codes, 4, generator=torch.Generator().manual_seed(0))
-    monkeypatch.setattr("ncode_lab.metrics.kmeans.CELLS", 40)
+    monkeypatch.setattr("ncode_lab.metrics.clustering.DISTANCES_AT_ONCE", 40)
     assert torch.equal(k_means(codes, 4, generator=torch.Generator().manual_seed(0)).labels, whole.labels)
 
 

@@ -1,15 +1,11 @@
-"""Measures: FID and KID, mixtures and densities of codes, clustering, error rates."""
+"""Metrics: FID and KID, densities of codes, clustering, error rates."""
 
-from .clustering import clustering_accuracy, normalised_mutual_information, spectral_clusters, t_sne
-from .error import accuracy, bit_error_rate, top_k
-from .fid import FrechetDistance, frechet_distance
-from .images import extract, to_bytes
-from .inception import Inception
+from .clustering import Clusters, clustering_accuracy, k_means, normalised_mutual_information, spectral_clusters, t_sne
+from .error import bit_error_rate
+from .fid import FrechetDistance, Statistics, extract, frechet_distance, to_bytes
+from .inception import Inception, find_weights, fingerprint, load_inception
 from .kid import KernelDistance, Spread, kernel_distance
-from .kmeans import Clusters, k_means
 from .mixture import GaussianMixture, KernelDensity
-from .statistics import Statistics
-from .weights import find_weights, fingerprint, load_inception
 
 __all__ = [
     "Clusters",
@@ -20,7 +16,6 @@ __all__ = [
     "KernelDistance",
     "Spread",
     "Statistics",
-    "accuracy",
     "bit_error_rate",
     "clustering_accuracy",
     "extract",
@@ -34,5 +29,4 @@ __all__ = [
     "spectral_clusters",
     "t_sne",
     "to_bytes",
-    "top_k",
 ]

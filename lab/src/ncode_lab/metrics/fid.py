@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ncode import InputError
+from ncode.checks import check_count
 
-from .images import FeatureNetwork, extract, to_bytes
-from .inception import Inception
-from .statistics import Statistics, factor
+from .checks import check_codes
+from .inception import Inception, check_images
+
+FeatureNetwork = Callable[[Tensor], Tensor]
 
 
 def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covariance2: Tensor) -> Tensor:
-    """|mean1 - mean2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), in float64.
+    """Return |mean1 - mean2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2)), in float64.
 
     >>> import torch, ncode_lab.metrics
     >>> zero, one = torch.zeros(2), torch.eye(2)
@@ -32,44 +36,198 @@ def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covarian
             raise InputError(f"the {name} Gaussian must be finite: some of its mean or covariance is not")
     if len(mean1) != len(mean2):
         raise InputError(f"the Gaussians must have as many dimensions: given {len(mean1)} and {len(mean2)}")
-    one, other = factor(covariance1), factor(covariance2)
-    return _distance(mean1, one, mean2, other.to(one))
+    factor1, factor2 = factor(covariance1), factor(covariance2)
+    return _distance(mean1, factor1, mean2, factor2.to(factor1))
+
+
+def factor(covariance: Tensor) -> Tensor:
+    """Return a matrix A with A A^T = covariance, in float64, without columns for variances of 0.
+
+    >>> import torch
+    >>> a = factor(torch.tensor([[4.0, 0.0], [0.0, 0.0]]))
+    >>> (a @ a.T).tolist()
+    [[4.0, 0.0], [0.0, 0.0]]
+    """
+    values, vectors = torch.linalg.eigh(covariance.detach().double())
+    rounding = values[-1].clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
+    positive = values > rounding
+    return vectors[:, positive] * values[positive].sqrt()
 
 
 def _distance(mean1: Tensor, factor1: Tensor, mean2: Tensor, factor2: Tensor) -> Tensor:
-    """Of Gaussians given as mean and A with A A^T = C.
+    """Return the distance of Gaussians given as mean and A with A A^T = C.
 
-    The eigenvalues of (C1 C2)^(1/2) are the singular values of A1^T A2. Those are right to rounding where covariances
-    are singular, while the root of an eigenvalue of C1 C2 near 0 keeps half of its digits.
+    The eigenvalues of (C1 C2)^(1/2) are the singular values of A1^T A2. These are exact to rounding also for singular
+    covariances, while the root of an eigenvalue of C1 C2 near 0 has half of the digits.
     """
     shift = (mean1.to(factor1) - mean2.to(factor1)).square().sum()
-    both = torch.linalg.svdvals(factor1.T @ factor2).sum() if factor1.shape[1] and factor2.shape[1] else 0.0
-    distance = shift + factor1.square().sum() + factor2.square().sum() - 2 * both
+    cross = torch.linalg.svdvals(factor1.T @ factor2).sum() if factor1.shape[1] and factor2.shape[1] else 0.0
+    distance = shift + factor1.square().sum() + factor2.square().sum() - 2 * cross
     return distance.clamp(min=0)
 
 
-def _quick_distance(mean1: Tensor, factor1: Tensor, mean2: Tensor, covariance2: Tensor) -> Tensor:
-    """The same, for a second covariance that is not singular; on the device of the first Gaussian.
+def _fast_distance(mean1: Tensor, factor1: Tensor, mean2: Tensor, covariance2: Tensor) -> Tensor:
+    """Return the same for a second covariance that is not singular, on the device of the first Gaussian.
 
-    The squares of those singular values are the eigenvalues of A1^T C2 A1: no factor of the second covariance is
-    needed, and eigenvalues cost a fraction of singular values. An eigenvalue is off by about eps times the largest,
-    s^2; its root r by eps s^2 / 2 r, and by eps^(1/2) s where it is 0. That is 1.5e-8 s at worst, each: of 2,048 of
-    them, with s near 10 as features of photographs have it, below 1e-3.
+    The squares of the singular values are the eigenvalues of A1^T C2 A1: the second covariance needs no factor, and
+    eigenvalues cost a fraction of singular values. The error of an eigenvalue is about eps times the largest, s^2; that
+    of its root r is eps s^2 / 2 r, and eps^(1/2) s if r is 0: at most 1.5e-8 s each. For 2,048 eigenvalues and s near
+    10, as for features of photographs, the sum is below 1e-3.
     """
     covariance2 = covariance2.to(factor1)
     shift = (mean1.to(factor1) - mean2.to(factor1)).square().sum()
     product = factor1.T @ covariance2 @ factor1
-    both = torch.linalg.eigvalsh((product + product.T) / 2).clamp(min=0).sqrt().sum() if len(product) else 0.0
-    distance = shift + factor1.square().sum() + covariance2.trace() - 2 * both
+    cross = torch.linalg.eigvalsh((product + product.T) / 2).clamp(min=0).sqrt().sum() if len(product) else 0.0
+    distance = shift + factor1.square().sum() + covariance2.trace() - 2 * cross
     return distance.clamp(min=0)
 
 
-class FrechetDistance:
-    """The Fréchet distance of two sets of images, fed batch by batch; with the network of `load_inception` it is FID.
+class Statistics:
+    """Streaming mean and covariance of features, in float64 whatever their dtype.
 
-    `name` is what the score may be called. `update`, `compute` and `reset` are those of torchmetrics, and so are
-    `normalize` (images are numbers in [0, 1]) and `reset_real_features`. The score of n images is biased upwards, the
-    more so the smaller n is: compare scores of the same n, and look at KID beside it.
+    Batches are centred before they are multiplied, so that a large mean costs no digits.
+
+    >>> import torch, ncode_lab.metrics
+    >>> seen = ncode_lab.metrics.Statistics()
+    >>> seen.update(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
+    >>> seen.update(torch.tensor([[4.0, 1.0]]))
+    >>> seen.count, seen.mean.tolist(), seen.covariance.tolist()
+    (3, [2.0, 1.0], [[4.0, 0.0], [0.0, 0.0]])
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.count = 0
+        self._mean: Tensor | None = None
+        self._scatter: Tensor | None = None  # the sum of (x - mean)(x - mean)^T
+        self._factor: Tensor | None = None
+
+    def update(self, features: Tensor) -> None:
+        """Add a batch of features (n, d)."""
+        width = None if self._mean is None else len(self._mean)
+        rows = check_codes(features, "features", width=width).double()
+        count, mean = len(rows), rows.mean(0)
+        rows = rows - mean
+        scatter = rows.T @ rows
+        self._factor = None
+        if self._mean is None or self._scatter is None:
+            self.count, self._mean, self._scatter = count, mean, scatter
+            return
+        total, shift = self.count + count, mean.to(self._mean) - self._mean
+        between = torch.outer(shift, shift) * (self.count * count / total)
+        self._scatter = self._scatter + scatter.to(self._scatter) + between
+        self._mean = self._mean + shift * (count / total)
+        self.count = total
+
+    @property
+    def mean(self) -> Tensor:
+        """(d,)."""
+        if self._mean is None:
+            raise InputError("there is no mean of no features: call update first")
+        return self._mean
+
+    @property
+    def covariance(self) -> Tensor:
+        """(d, d), divided by n - 1."""
+        if self._scatter is None or self.count < 2:
+            raise InputError(f"a covariance needs at least 2 rows of features; given {self.count}")
+        return self._scatter / (self.count - 1)
+
+    def factor(self) -> Tensor:
+        """Return A with A A^T = covariance, cached until the next update."""
+        if self._factor is None:
+            self._factor = factor(self.covariance)
+        return self._factor
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Convert numbers in [0, 1] to bytes, rounded to the nearest.
+
+    >>> import torch, ncode_lab.metrics
+    >>> ncode_lab.metrics.to_bytes(torch.tensor([0.0, 0.5, 1.0]))
+    tensor([  0, 128, 255], dtype=torch.uint8)
+    """
+    if not isinstance(images, Tensor) or not images.is_floating_point():
+        given = images.dtype if isinstance(images, Tensor) else type(images).__name__
+        raise InputError(f"to_bytes takes a tensor of numbers in [0, 1]; given {given}")
+    if not images.numel():
+        return images.to(torch.uint8)
+    low, high = (float(bound) for bound in images.detach().aminmax())
+    if not (low >= 0.0 and high <= 1.0):
+        raise InputError(f"images must lie in [0, 1]; given {low:g} to {high:g}: use images.clamp(0, 1), or rescale")
+    return images.detach().float().mul(255).add(0.5).to(torch.uint8)
+
+
+@torch.no_grad()
+def extract(network: FeatureNetwork, images: Tensor, batch: int = 250) -> Tensor:
+    """Compute the features (n, d) of uint8 images, in batches, on the network's device.
+
+    >>> import torch, ncode_lab.metrics
+    >>> network = lambda images: images.flatten(2).float().mean(2)
+    >>> ncode_lab.metrics.extract(network, torch.full((4, 3, 8, 8), 7, dtype=torch.uint8)).shape
+    torch.Size([4, 3])
+    """
+    images, batch = check_images(images), check_count("batch", batch)
+    parameter = next(network.parameters(), None) if isinstance(network, torch.nn.Module) else None
+    device = images.device if parameter is None else parameter.device
+    parts = [network(part.to(device)) for part in images.split(batch)]
+    for part in parts:
+        if not isinstance(part, Tensor) or part.dim() != 2:
+            given = tuple(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            raise InputError(f"the feature network must return a tensor (n, d), one row per image; given {given}")
+    return torch.cat(parts)
+
+
+class FeatureDistance(ABC):
+    """A distance between the features of real and of generated images, computed batch by batch."""
+
+    published_name: str  # with the FID network and its published weights
+    generic_name: str  # with any other network
+
+    def __init__(self, network: FeatureNetwork, features: str | None, reset_real_features: bool, batch: int):
+        if not callable(network):
+            raise InputError(
+                "network must map uint8 images (n, 3, height, width) to features (n, d); given"
+                f" {type(network).__name__}: use ncode_lab.metrics.load_inception(path)"
+            )
+        self.network, self.batch = network, batch
+        self.reset_real_features = reset_real_features
+        self.features = _features_name(network) if features is None else features
+
+    @property
+    def name(self) -> str:
+        """FID or KID for the FID network with its published weights, and another name for any other."""
+        genuine = isinstance(self.network, Inception) and self.network.genuine
+        return self.published_name if genuine else f"{self.generic_name} ({self.features} features)"
+
+    def update(self, images: Tensor, real: bool) -> None:
+        """Add uint8 images (n, 3, height, width) to the real or to the generated ones."""
+        self.update_features(extract(self.network, images, self.batch), real)
+
+    @abstractmethod
+    def update_features(self, features: Tensor, real: bool) -> None:
+        """Add features (n, d) of images."""
+
+
+def _features_name(network: Any) -> str:
+    if isinstance(network, Inception):
+        return "Inception-v3 2015-12-05" if network.genuine else "Inception-v3 with other weights"
+    return type(network).__name__ if isinstance(network, torch.nn.Module) else getattr(network, "__name__", "own")
+
+
+class FrechetDistance(FeatureDistance):
+    """The Fréchet distance of two sets of images; with the network of `load_inception` it is FID.
+
+    The score of n images is biased upwards, the more so the smaller n is: compare scores of the same n, and KID.
+
+    Args:
+        network: Maps uint8 images (n, 3, height, width) to features (n, d).
+        features: The name of the features, for `name`. Default: that of the network.
+        reset_real_features: Whether `reset` forgets the real images too.
+        batch: Images per call of the network.
 
     >>> import torch, ncode_lab.metrics
     >>> colour = lambda images: images.flatten(2).float().mean(2)
@@ -81,75 +239,38 @@ class FrechetDistance:
     ('Fréchet distance (mean colour features)', 0.0)
     """
 
+    published_name, generic_name = "FID", "Fréchet distance"
+
     def __init__(
         self,
         network: FeatureNetwork,
         features: str | None = None,
         *,
-        normalize: bool = False,
         reset_real_features: bool = True,
         batch: int = 250,
     ):
-        check_network(network)
-        self.network, self.normalize, self.batch = network, normalize, batch
-        self.reset_real_features = reset_real_features
-        self.features = features_name(network, features)
+        super().__init__(network, features, reset_real_features, batch)
         self.real, self.fake = Statistics(), Statistics()
 
-    @property
-    def name(self) -> str:
-        """FID for the network of FID with its published weights, and a name of its own for any other."""
-        genuine = isinstance(self.network, Inception) and self.network.genuine
-        return "FID" if genuine else f"Fréchet distance ({self.features} features)"
-
-    def update(self, images: Tensor, real: bool) -> None:
-        """Add images (n, 3, height, width) to the real or to the generated ones."""
-        self.update_features(extract(self.network, to_bytes(images) if self.normalize else images, self.batch), real)
-
     def update_features(self, features: Tensor, real: bool) -> None:
-        """Add features (n, d) of images, where they are there already."""
+        """Add features (n, d) of images."""
         (self.real if real else self.fake).update(features)
 
     def compute(self) -> Tensor:
-        """The distance, a float64 scalar."""
+        """Return the distance, a float64 scalar."""
         for name, seen in (("real", self.real), ("generated", self.fake)):
             if seen.count < 2:
                 raise InputError(
                     f"{self.name} needs at least 2 real and 2 generated images; given {seen.count} {name} ones"
                 )
-        # The factor of the real ones is kept: many sets may be scored against them.
+        # The factor of the real images is cached: many sets may be scored against them.
         real, covariance = self.real.factor(), self.fake.covariance
         if self.fake.count > len(covariance):
-            return _quick_distance(self.real.mean, real, self.fake.mean, covariance).cpu()
+            return _fast_distance(self.real.mean, real, self.fake.mean, covariance).cpu()
         return _distance(self.real.mean, real, self.fake.mean, self.fake.factor().to(real)).cpu()
 
     def reset(self) -> None:
-        """Forget the images; with `reset_real_features=False` the generated ones alone."""
+        """Forget the generated images, and the real ones unless `reset_real_features=False`."""
         self.fake.reset()
         if self.reset_real_features:
             self.real.reset()
-
-    def merge(self, other: FrechetDistance) -> None:
-        """Add the images that another has seen, as of another process."""
-        if other.name != self.name:
-            raise InputError(f"{other.name} cannot be merged into {self.name}: the features differ")
-        self.real.merge(other.real)
-        self.fake.merge(other.fake)
-
-
-def check_network(network: Any) -> None:
-    """Whether features can be had of it."""
-    if not callable(network):
-        raise InputError(
-            "network must map uint8 images (n, 3, height, width) to features (n, d); given"
-            f" {type(network).__name__}: use ncode_lab.metrics.load_inception(path)"
-        )
-
-
-def features_name(network: FeatureNetwork, features: str | None) -> str:
-    """How features are called in the name of a score."""
-    if features is not None:
-        return features
-    if isinstance(network, Inception):
-        return "Inception-v3 2015-12-05" if network.genuine else "Inception-v3 with other weights"
-    return type(network).__name__ if isinstance(network, torch.nn.Module) else getattr(network, "__name__", "own")

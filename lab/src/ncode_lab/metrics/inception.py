@@ -1,40 +1,64 @@
-"""The network behind FID: Inception-v3 as TensorFlow published it on 2015-12-05.
+"""The network behind FID: Inception-v3 as TensorFlow published it on 2015-12-05, and its weights.
 
-It differs from the Inception-v3 of today in three places: average pooling does not count the padding, the last block
-pools by the maximum, and the resize lays its grid from the corner of the image. Each of them moves the score.
+It differs from today's Inception-v3 in three places: average pooling does not count the padding, the last block pools
+by the maximum, and the resize starts its grid at the corner of the image. Each of them changes the score.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ncode import InputError
 from ncode.checks import check_choice
 
-from .images import check_images
+from ..precision import tf32
 
-SIDE, WIDTH = 299, 2048
+SIDE = 299
 Kernel = int | tuple[int, int]
 Chain = list[tuple[int, Kernel]]  # (channels out, kernel) of one convolution after the other
 
 ROW, COLUMN = (1, 7), (7, 1)
 
 PRECISIONS = ("ieee", "tf32")
-PRECISION = "ieee"  # of convolutions on CUDA, unless told
-LAYOUT = torch.channels_last  # of images and kernels in memory
+
+FILES = ("inception-2015-12-05-fp16.safetensors", "pt_inception-2015-12-05-6726825d.pth")
+ADDRESS = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{FILES[1]}"
+CHECKSUM = "6726825d"  # the first digits of the SHA-256 of the published file
+# Of the published weights, with convolutions rounded to float16: the same for both files.
+FINGERPRINT = "4caed7af36b5f123f95ab0ef485442785c9ce6b4467729c6dea6f8c07bd3edd3"
+
+
+def check_images(images: Any) -> Tensor:
+    """Return a uint8 tensor (n, 3, height, width)."""
+    if not isinstance(images, Tensor):
+        raise InputError(f"images must be a uint8 tensor (n, 3, height, width); given {type(images).__name__}")
+    if images.dim() != 4 or 0 in images.shape:
+        raise InputError(f"images must be of shape (n, 3, height, width); given {tuple(images.shape)}")
+    if images.shape[1] != 3:
+        grey = ": repeat the grey channel with images.expand(-1, 3, -1, -1)" if images.shape[1] == 1 else ""
+        last = ": put channels second with images.movedim(-1, 1)" if images.shape[3] == 3 else ""
+        raise InputError(f"images must have 3 channels, (n, 3, height, width); given {tuple(images.shape)}{grey}{last}")
+    if images.dtype != torch.uint8:
+        raise InputError(
+            f"images must be bytes, uint8 from 0 to 255; given {images.dtype}: convert numbers in [0, 1] with"
+            " ncode_lab.metrics.to_bytes"
+        )
+    return images
 
 
 class Inception(nn.Module):
-    """uint8 images (n, 3, height, width) to features (n, 2048), always in float32 and in evaluation mode.
+    """Maps uint8 images (n, 3, height, width) to features (n, 2048), always in float32 and in evaluation mode.
 
-    `load_inception` gives one with the published weights; a new one has random ones. `genuine` says which: scores of
-    any other weights are not called FID. `precision` is that of convolutions on CUDA, "ieee" or "tf32", which rounds
-    what is multiplied to 10 bits and takes a fraction of the time; whatever a training loop has chosen for itself does
-    not count.
+    `load_inception` returns one with the published weights; a new one has random weights. `genuine` says which: scores
+    with other weights are not called FID. `precision` is that of convolutions on CUDA, "ieee" or "tf32", which rounds
+    factors to 10 bits and takes a fraction of the time; the settings of a training loop have no influence.
 
     >>> import torch, ncode_lab.metrics
     >>> network = ncode_lab.metrics.Inception()
@@ -44,7 +68,7 @@ class Inception(nn.Module):
     False
     """
 
-    def __init__(self, precision: str = PRECISION) -> None:
+    def __init__(self, precision: str = "ieee") -> None:
         super().__init__()
         self.genuine = False
         self.precision = check_choice("precision", precision, PRECISIONS)
@@ -65,14 +89,15 @@ class Inception(nn.Module):
         self.Mixed_7a = _Mixed(768, {"branch3x3": [(192, 1), (320, 3)], "branch7x7x3": seven}, halve=True)
         self.Mixed_7b = _Mixed(1280, _third(), pool=192, fork=True)
         self.Mixed_7c = _Mixed(2048, _third(), pool=192, fork=True, pool_by_maximum=True)
-        # In single precision, whatever a run has made the default.
+        # In float32, whatever the default dtype is.
         self.requires_grad_(False).eval().float()
 
     def forward(self, images: Tensor) -> Tensor:
-        """The features before the last layer, averaged over places."""
+        """Return the features before the last layer, averaged over positions."""
         x = resize(check_images(images).float())
-        with _precision(x.device, self.precision):
-            x = ((x - 128) / 128).contiguous(memory_format=LAYOUT)
+        # A score must not depend on the precision that a training loop has chosen.
+        with torch.autocast(x.device.type, enabled=False), tf32(self.precision == "tf32"):
+            x = ((x - 128) / 128).contiguous(memory_format=torch.channels_last)
             x = self.Conv2d_2b_3x3(self.Conv2d_2a_3x3(self.Conv2d_1a_3x3(x)))
             x = functional.max_pool2d(x, 3, 2)
             x = self.Conv2d_4a_3x3(self.Conv2d_3b_1x1(x))
@@ -83,12 +108,12 @@ class Inception(nn.Module):
         return x.mean((2, 3))
 
     def train(self, mode: bool = True) -> Inception:
-        """Stays in evaluation mode: batch norms that learn would make it another network."""
+        """Stay in evaluation mode: updated batch norms would make it another network."""
         return super().train(False)
 
 
 def resize(images: Tensor, side: int = SIDE) -> Tensor:
-    """Bilinear, to side x side, on the grid of the original: place i takes its value at i * size / side.
+    """Resize bilinearly to side x side on the grid of the original: pixel i takes its value at i * size / side.
 
     >>> import torch
     >>> resize(torch.tensor([[[[0.0, 4.0], [8.0, 12.0]]]]), 4)[0, 0, 0]
@@ -96,7 +121,7 @@ def resize(images: Tensor, side: int = SIDE) -> Tensor:
     """
     for dim in (2, 3):
         size = images.shape[dim]
-        # In float32, as the original: its rounding decides which pixels meet at a place.
+        # In float32, as the original: its rounding decides which pixels are interpolated.
         place = torch.arange(side, device=images.device, dtype=torch.float32) * (size / side)
         low = place.floor().long().clamp(max=size - 1)
         part = (place - low).to(images.dtype).view(-1, *[1] * (3 - dim))
@@ -133,7 +158,7 @@ class _Unit(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         conv, bn = self.conv, self.bn
-        # The norm is a factor and an offset: made part of the kernel, it costs no pass over the image.
+        # The norm is a factor and an offset: as part of the kernel, it costs no pass over the image.
         assert bn.running_mean is not None and bn.running_var is not None
         scale = bn.weight / (bn.running_var + bn.eps).sqrt()
         offset = bn.bias - bn.running_mean * scale
@@ -142,10 +167,10 @@ class _Unit(nn.Module):
 
 
 class _Mixed(nn.Module):
-    """Branches beside each other; the last one pools.
+    """Parallel branches; the last one pools.
 
-    With `halve` each branch ends with a stride of 2. With `fork` those of more than one kernel end in a row and a
-    column beside each other.
+    With `halve` each branch ends with a stride of 2. With `fork` branches of more than one kernel end in a row and a
+    column kernel in parallel.
     """
 
     def __init__(
@@ -198,17 +223,133 @@ class _Mixed(nn.Module):
         return self.branch_pool(functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
 
 
-@contextlib.contextmanager
-def _precision(device: torch.device, precision: str) -> Iterator[None]:
-    """A score must not depend on the precision that a training loop has chosen for itself."""
-    convolutions = getattr(torch.backends.cudnn, "conv", None)  # younger than the oldest torch we run with
-    with torch.autocast(device.type, enabled=False):
-        if device.type != "cuda" or convolutions is None:
-            yield
-            return
-        before = convolutions.fp32_precision
-        convolutions.fp32_precision = precision
+def load_inception(weights: str | Path | None = None, download: bool = False, precision: str = "ieee") -> Inception:
+    """Load the FID network with weights from a file. Default: from the folder that NCODE_DATA names.
+
+    The file is a .safetensors or a .pth with the names of torchvision's Inception3. `download` fetches the published
+    one (95 MB) into NCODE_DATA if it is missing. `precision` is that of convolutions on CUDA: see `Inception`.
+
+    >>> import ncode, ncode_lab.metrics
+    >>> try:
+    ...     ncode_lab.metrics.load_inception("nowhere.safetensors")
+    ... except ncode.InputError as error:
+    ...     print(error)
+    there is no file nowhere.safetensors: it should hold the weights of the FID network, ...
+    """
+    path = find_weights(weights, download)
+    given = {name: value for name, value in _read(path).items() if not _is_unused(name)}
+    with torch.random.fork_rng(devices=[]):
+        network = Inception(precision)
+    state = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}
+    for name in state:
+        if name.endswith("bn.weight"):
+            given.setdefault(name, torch.ones_like(state[name]))
+    _check(path, given, state)
+    network.load_state_dict({name: value.float() for name, value in given.items()}, strict=False)
+    network.genuine = fingerprint(network) == FINGERPRINT
+    for parameter in network.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return network
+
+
+def find_weights(weights: str | Path | None = None, download: bool = False) -> Path:
+    """Return the given file, or one of the known files in NCODE_DATA.
+
+    >>> import tempfile, pathlib, ncode_lab.metrics
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = pathlib.Path(folder) / "own.safetensors"
+    ...     path.touch()
+    ...     ncode_lab.metrics.find_weights(path).name
+    'own.safetensors'
+    """
+    if weights is not None:
+        if not Path(weights).is_file():
+            raise InputError(f"there is no file {weights}: it should hold the weights of the FID network, {FILES[0]}")
+        return Path(weights)
+    root = os.environ.get("NCODE_DATA")
+    if not root:
+        raise InputError(
+            "the FID network needs its weights: give their file with --fid-weights (in Python, load_inception(path)),"
+            " or set NCODE_DATA to the folder that holds them"
+        )
+    places = [Path(root) / folder / name for name in FILES for folder in ("inception", ".")]
+    for place in places:
+        if place.is_file():
+            return place
+    if not download:
+        raise InputError(
+            f"the weights of the FID network are not in {root}: put {FILES[0]} into {places[0].parent}, or fetch"
+            f" {ADDRESS} there (load_inception(download=True) does)"
+        )
+    return _download(Path(root) / "inception" / FILES[1])
+
+
+def fingerprint(network: Inception) -> str:
+    """Return the SHA-256 of the weights, with convolutions rounded to float16, whatever file they came from.
+
+    >>> import ncode_lab.metrics
+    >>> len(ncode_lab.metrics.fingerprint(ncode_lab.metrics.Inception()))
+    64
+    """
+    sha = hashlib.sha256()
+    for name, value in sorted(network.state_dict().items()):
+        if not name.endswith("num_batches_tracked"):
+            rounded = value.half() if name.endswith("conv.weight") else value.float()
+            sha.update(rounded.detach().cpu().contiguous().numpy().tobytes())
+    return sha.hexdigest()
+
+
+def _is_unused(name: str) -> bool:
+    return name.startswith(("fc.", "AuxLogits.")) or name.endswith("num_batches_tracked")
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    advice = f"fetch it again, or use {FILES[0]}"
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
         try:
-            yield
-        finally:
-            convolutions.fp32_precision = before
+            return load_file(str(path))
+        except SafetensorError as error:
+            raise InputError(f"{path} is damaged ({error}): {advice}") from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # other bytes can make an unpickler raise anything
+        raise InputError(f"{path} is damaged, or not a file of weights: {advice}") from error
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise InputError(f"{path} does not hold tensors by name: {advice}")
+    return state
+
+
+def _check(path: Path, given: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
+    missing, unknown = sorted(wanted.keys() - given.keys()), sorted(given.keys() - wanted.keys())
+    if missing or unknown:
+        parts = [f"{len(missing)} tensors are missing, as {missing[0]}"] if missing else []
+        parts += [f"{len(unknown)} are not of this network, as {unknown[0]}"] if unknown else []
+        raise InputError(
+            f"{path} does not hold the FID network: {'; '.join(parts)}. The names must be those of torchvision's"
+            f" Inception3, as in {FILES[0]}"
+        )
+    for name, value in wanted.items():
+        if given[name].shape != value.shape:
+            raise InputError(
+                f"{path} does not fit the FID network: {name} must be of shape {tuple(value.shape)}, and is"
+                f" {tuple(given[name].shape)}"
+            )
+        if not given[name].is_floating_point() or not given[name].isfinite().all():
+            raise InputError(f"{path} is damaged: {name} is not made of finite numbers; fetch the file again")
+
+
+def _download(path: Path) -> Path:
+    """Download and verify the published file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.hub.download_url_to_file(ADDRESS, str(path), hash_prefix=CHECKSUM)
+    except (OSError, RuntimeError) as error:
+        raise InputError(
+            f"the weights of the FID network could not be fetched ({error}): fetch {ADDRESS} by hand, and put it into"
+            f" {path.parent}"
+        ) from error
+    return path

@@ -1,9 +1,10 @@
-"""Mixtures of Gaussians, fitted by expectation and maximisation on the device of the codes."""
+"""Densities of codes: mixtures of Gaussians, fitted by EM on the device of the codes, and kernel densities."""
 
 from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,35 +12,40 @@ import torch
 from torch import Tensor
 
 from ncode import InputError
-from ncode.checks import check_choice, check_number
+from ncode.checks import check_choice, check_count, check_number
 
-from .checks import check_codes, check_count
-from .gaussians import Diagonal, Full, Gaussians
-from .kmeans import Progress, k_means
+from .checks import check_codes
+from .clustering import Progress, k_means
 
-FORMS: dict[str, type[Gaussians]] = {"full": Full, "diagonal": Diagonal}
+LOG_2_PI = math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """Components and how the fit went: the mean log-likelihood of a code before each step, and whether it settled."""
+    """Components, the mean log-likelihood per code before each iteration, and whether the fit converged."""
 
     weights: Tensor
     gaussians: Gaussians
-    bounds: list[float]
+    log_likelihoods: list[float]
     converged: bool
 
 
 class GaussianMixture:
-    """A mixture of Gaussians with full or diagonal covariances.
+    """A mixture of Gaussians with full or diagonal covariances, fitted by expectation-maximisation (EM).
 
-    It starts from k-means and stops when the mean log-likelihood of a code grows by less than `tol`, or after
-    `max_iterations`. `reg_covar` is added to every variance: it is what keeps a component with fewer codes than
-    dimensions apart from a singular one, and it is the width of such a component in the directions it has not seen.
+    The fit starts from k-means and stops when the mean log-likelihood per code changes by less than `tol`, or after
+    `max_iterations`. `reg_covar`, e below, is added to every variance: it keeps the covariance of a component with
+    fewer codes than dimensions invertible, and is its variance in the directions without data.
 
-    Everything is in float64; with `dtype=torch.float32` the products over all codes and components are not, which is
-    faster where float64 is slow; keep TF32 off then. Parameters stay in float64, so that small components do not become
-    singular.
+    Without e, no iteration lowers the likelihood. With e, the covariance of component k becomes C_k = S_k + e I, which
+    maximises the expected log-likelihood minus (e / 2) n_k tr(C_k^-1), with n_k the codes of the component. So an
+    iteration from C_k to C'_k raises the mean log-likelihood by at least (e / 2) sum_k w'_k (tr(C'_k^-1) - tr(C_k^-1)),
+    with w' the new weights; this bound may be negative. Rounding adds a relative error of the order of the float64
+    resolution times the condition number of C_k, which is about (largest variance) / e for a collapsed component.
+
+    Everything is in float64. With `dtype=torch.float32` the products over all codes and components are not, which is
+    faster where float64 is slow; keep TF32 off then. Parameters stay in float64, so that small components do not
+    become singular.
 
     >>> import torch, ncode_lab.metrics
     >>> codes = torch.cat([torch.randn(200, 2), torch.randn(200, 2) + 8])
@@ -61,7 +67,7 @@ class GaussianMixture:
         dtype: torch.dtype = torch.float64,
     ):
         self.components = check_count("components", components)
-        self.covariance = check_choice("covariance", covariance, FORMS)
+        self.covariance = check_choice("covariance", covariance, COVARIANCES)
         self.tol = check_number("tol", tol, low=0.0)
         self.max_iterations = check_count("max_iterations", max_iterations)
         self.reg_covar = check_number("reg_covar", reg_covar, low=0.0)
@@ -79,31 +85,34 @@ class GaussianMixture:
         generator: torch.Generator | None = None,
         progress: Progress | None = None,
     ) -> GaussianMixture:
-        """Fit to codes (n, d); returns itself.
+        """Fit to codes (n, d) and return self.
 
-        `responsibilities` (n, components) replaces k-means as the start; `generator` fixes the k-means;
-        `progress(stage, done, of)` is told of each iteration.
+        Args:
+            codes: The codes, (n, d).
+            responsibilities: (n, components), to start from. Default: the clusters of k-means.
+            generator: Makes k-means repeatable.
+            progress: Called as progress(stage, done, total) after each iteration.
         """
         x = self._check(codes).double()
         if responsibilities is None:
             labels = k_means(x, self.components, generator=generator, progress=progress).labels
             share = torch.nn.functional.one_hot(labels, self.components).double()
         else:
-            share = self._check_share(responsibilities, x)
+            share = self._check_responsibilities(responsibilities, x)
         weights, gaussians = self._maximise(x, share)
         del share
-        rows, bounds, converged = x.to(self.dtype), [], False
+        rows, history, converged = x.to(self.dtype), [], False
         for iteration in range(1, self.max_iterations + 1):
-            joint = self._joint(rows, weights, gaussians)
+            joint = self._log_joint(rows, weights, gaussians)
             total = joint.logsumexp(1, keepdim=True)
-            bounds.append(float(total.double().mean()))
+            history.append(float(total.double().mean()))
             weights, gaussians = self._maximise(x, joint.sub_(total).exp_())
             if progress is not None:
                 progress("mixture", iteration, self.max_iterations)
-            converged = len(bounds) > 1 and abs(bounds[-1] - bounds[-2]) < self.tol
+            converged = len(history) > 1 and abs(history[-1] - history[-2]) < self.tol
             if converged:
                 break
-        self._fitted = Fitted(weights, gaussians, bounds, converged)
+        self._fitted = Fitted(weights, gaussians, history, converged)
         return self
 
     def _check(self, codes: Any) -> Tensor:
@@ -115,7 +124,7 @@ class GaussianMixture:
             )
         return codes
 
-    def _check_share(self, share: Tensor, x: Tensor) -> Tensor:
+    def _check_responsibilities(self, share: Tensor, x: Tensor) -> Tensor:
         if share.shape != (len(x), self.components):
             raise InputError(
                 f"responsibilities must be of shape {(len(x), self.components)}, (codes, components); given"
@@ -123,22 +132,22 @@ class GaussianMixture:
             )
         share = share.to(x)
         if not (share >= 0).all() or not torch.allclose(share.sum(1), share.new_ones(())):
-            raise InputError("responsibilities must not be negative, and the row of each code must sum to 1")
+            raise InputError("responsibilities must not be negative, and each row must sum to 1")
         return share
 
-    def _joint(self, rows: Tensor, weights: Tensor, gaussians: Gaussians) -> Tensor:
-        """log weight + log density, (n, components)."""
+    def _log_joint(self, rows: Tensor, weights: Tensor, gaussians: Gaussians) -> Tensor:
+        """Return log weight + log density, (n, components)."""
         return gaussians.log_density(rows).add_(weights.log().to(rows.dtype))
 
     def _maximise(self, x: Tensor, share: Tensor) -> tuple[Tensor, Gaussians]:
-        # A component that lost all its codes keeps a weight above 0, so that its log is finite.
+        # A component without codes keeps a positive weight, so that its log is finite.
         counts = share.sum(0, dtype=torch.float64) + 10 * torch.finfo(torch.float64).eps
-        gaussians = FORMS[self.covariance].estimate(x, share, counts, self.reg_covar)
+        gaussians = COVARIANCES[self.covariance].estimate(x, share, counts, self.reg_covar)
         return counts / counts.sum(), gaussians
 
     @property
     def fitted(self) -> Fitted:
-        """The components and how the fit went."""
+        """The components and the history of the fit."""
         if self._fitted is None:
             raise InputError("this mixture was not fitted: call fit(codes) first")
         return self._fitted
@@ -155,74 +164,237 @@ class GaussianMixture:
 
     @property
     def covariances(self) -> Tensor:
-        """(components, d, d), or (components, d) where they are diagonal."""
+        """(components, d, d), or (components, d) if they are diagonal."""
         return self.fitted.gaussians.covariances
 
     @property
     def iterations(self) -> int:
-        """How many steps the fit took."""
-        return len(self.fitted.bounds)
+        """The number of iterations."""
+        return len(self.fitted.log_likelihoods)
 
     @property
     def converged(self) -> bool:
-        """Whether the fit settled within `max_iterations`."""
+        """Whether the fit converged within `max_iterations`."""
         return self.fitted.converged
 
-    @torch.no_grad()
     def score_samples(self, codes: Tensor) -> Tensor:
-        """The log-likelihood of each code, (n,)."""
-        return self._known(codes).logsumexp(1)
+        """Return the log-likelihood of each code, (n,)."""
+        return self._log_joint_of(codes).logsumexp(1)
 
     def score(self, codes: Tensor) -> float:
-        """The mean log-likelihood of a code."""
+        """Return the mean log-likelihood per code."""
         return float(self.score_samples(codes).double().mean())
 
     def predict(self, codes: Tensor) -> Tensor:
-        """The likeliest component of each code, (n,)."""
-        return self._known(codes).argmax(1)
+        """Return the most likely component of each code, (n,)."""
+        return self._log_joint_of(codes).argmax(1)
 
-    @torch.no_grad()
     def predict_proba(self, codes: Tensor) -> Tensor:
-        """The responsibilities, (n, components)."""
-        return self._known(codes).softmax(1)
+        """Return the responsibilities, (n, components)."""
+        return self._log_joint_of(codes).softmax(1)
 
     @torch.no_grad()
-    def _known(self, codes: Tensor) -> Tensor:
+    def _log_joint_of(self, codes: Tensor) -> Tensor:
         fitted = self.fitted
         rows = check_codes(codes, width=fitted.gaussians.means.shape[1]).to(fitted.weights.device, self.dtype)
-        return self._joint(rows, fitted.weights, fitted.gaussians)
+        return self._log_joint(rows, fitted.weights, fitted.gaussians)
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """n new codes (n, d), in random order."""
-        fitted = self.fitted
+        """Draw n new codes (n, d), in random order."""
+        n, fitted = check_count("n", n), self.fitted
         where = fitted.weights.device
+        # Drawn on the generator's device, so that a seed gives the same codes on every device.
         device = generator.device if generator else where
-        # Drawn where the generator lives, so that a seed gives the same codes on every device.
         edges = fitted.weights.cpu().cumsum(0).to(device)
-        draw = torch.rand(check_count("n", n), generator=generator, device=device, dtype=torch.float64)
+        draw = torch.rand(n, generator=generator, device=device, dtype=torch.float64)
         chosen = torch.searchsorted(edges, draw * edges[-1], right=True).clamp(max=self.components - 1)
         noise = torch.randn(n, self.means.shape[1], generator=generator, device=device, dtype=torch.float64)
-        return fitted.gaussians.move(chosen.to(where), noise.to(where))
+        return fitted.gaussians.transform(chosen.to(where), noise.to(where))
 
     @torch.no_grad()
     def estimate(self, codes: Tensor) -> float:
-        """Seconds that `fit` takes at most, of a small part of one iteration that is timed; k-means not counted."""
+        """Return an upper estimate of the seconds that `fit` takes without k-means, from a small timed part."""
         x = self._check(codes).double()
         few = min(self.components, 8)
         rows = x[: min(len(x), 2000)]
         share = torch.full((len(rows), few), 1 / few, dtype=x.dtype, device=x.device)
-        counts = share.sum(0)
 
-        def once() -> None:
-            trial = FORMS[self.covariance].estimate(rows, share, counts, self.reg_covar + 1e-3)
+        def iterate() -> None:
+            trial = COVARIANCES[self.covariance].estimate(rows, share, share.sum(0), self.reg_covar + 1e-3)
             trial.log_density(rows.to(self.dtype)).sum().item()
 
-        once()  # the first call also pays for libraries that start
+        iterate()  # the first call also initialises libraries
         began = time.perf_counter()
-        once()
+        iterate()
         part = (few / self.components) * (len(rows) / len(x))
         return (time.perf_counter() - began) / part * self.max_iterations
+
+
+class Gaussians(ABC):
+    """k Gaussians of d dimensions, with means (k, d)."""
+
+    means: Tensor
+    covariances: Tensor
+
+    @staticmethod
+    @abstractmethod
+    def estimate(x: Tensor, share: Tensor, counts: Tensor, reg_covar: float) -> Gaussians:
+        """Fit to points (n, d) with responsibilities `share` (n, k); `counts` (k,) are their sums."""
+
+    @abstractmethod
+    def log_density(self, x: Tensor) -> Tensor:
+        """Return the log densities (n, k), in the dtype of the points."""
+
+    @abstractmethod
+    def transform(self, chosen: Tensor, noise: Tensor) -> Tensor:
+        """Turn standard normal noise (n, d) into samples of the chosen Gaussians (n,)."""
+
+
+class Full(Gaussians):
+    """Gaussians with full covariances (k, d, d).
+
+    >>> import torch
+    >>> Full(torch.zeros(1, 2), torch.eye(2)[None]).log_density(torch.zeros(1, 2))
+    tensor([[-1.8379]])
+    """
+
+    def __init__(self, means: Tensor, covariances: Tensor):
+        self.means, self.covariances = means, covariances
+        self.roots, failed = torch.linalg.cholesky_ex(covariances)
+        if failed.any():
+            _refuse_singular("the covariance", failed != 0)
+        self.log_volume = self.roots.diagonal(dim1=1, dim2=2).log().sum(1)
+
+    @staticmethod
+    def estimate(x: Tensor, share: Tensor, counts: Tensor, reg_covar: float) -> Full:
+        means = (share.T.to(x.dtype) @ x) / counts[:, None]
+        covariances = x.new_empty(len(counts), x.shape[1], x.shape[1])
+        # The more components at once, the more points that only some of them use.
+        size = min(_components_at_once(x), 64)
+        for first, used in zip(range(0, len(counts), size), _used_points(share, size), strict=True):
+            part = slice(first, first + size)
+            scatter = _scatter(x[used], share[used, part].to(x.dtype), means[part])
+            covariances[part] = scatter / counts[part, None, None]
+        covariances.diagonal(dim1=1, dim2=2).add_(reg_covar)
+        return Full(means, covariances)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """By one product with the inverse Cholesky factors, in chunks of points and components."""
+        n, d = x.shape
+        out = x.new_empty(n, len(self.means))
+        eye = torch.eye(d, dtype=self.roots.dtype, device=x.device)
+        size = min(len(self.means), max(64, _components_at_once(x)))
+        rows = max(1, _chunk_numel(x) // (size * d))
+        for first in range(0, len(self.means), size):
+            part = slice(first, first + size)
+            inverse = torch.linalg.solve_triangular(self.roots[part], eye, upper=False)
+            centre = (inverse @ self.means[part, :, None]).flatten().to(x.dtype)
+            inverse = inverse.flatten(0, 1).T.to(x.dtype)
+            constant = (-0.5 * d * LOG_2_PI - self.log_volume[part]).to(x.dtype)
+            for start in range(0, n, rows):
+                points = slice(start, start + rows)
+                scaled = torch.addmm(centre, x[points], inverse, beta=-1)
+                squares = scaled.square_().view(scaled.shape[0], -1, d).sum(2)
+                out[points, part] = squares.mul_(-0.5).add_(constant)
+        return out
+
+    def transform(self, chosen: Tensor, noise: Tensor) -> Tensor:
+        rows = max(1, _chunk_numel(noise) // noise.shape[1] ** 2)
+        parts = [
+            self.means[which] + (self.roots[which] @ part[:, :, None]).squeeze(2)
+            for which, part in zip(chosen.split(rows), noise.split(rows), strict=True)
+        ]
+        return torch.cat(parts)
+
+
+class Diagonal(Gaussians):
+    """Gaussians with diagonal covariances (k, d).
+
+    >>> import torch
+    >>> Diagonal(torch.zeros(1, 2), torch.ones(1, 2)).log_density(torch.zeros(1, 2))
+    tensor([[-1.8379]])
+    """
+
+    def __init__(self, means: Tensor, covariances: Tensor):
+        self.means, self.covariances = means, covariances
+        if not (covariances > 0).all():
+            _refuse_singular("a variance", (covariances <= 0).any(1))
+
+    @staticmethod
+    def estimate(x: Tensor, share: Tensor, counts: Tensor, reg_covar: float) -> Diagonal:
+        share = share.to(x.dtype)
+        # Around the mean of all points: the difference of squares below loses the digits of a common offset.
+        offset = x.mean(0)
+        x = x - offset
+        means = (share.T @ x) / counts[:, None]
+        squares = (share.T @ x.square()) / counts[:, None]
+        variances = (squares - means.square()).clamp(min=0)
+        return Diagonal(means + offset, variances + reg_covar)
+
+    def log_density(self, x: Tensor) -> Tensor:
+        """In chunks of points and components.
+
+        Two products over squares would be faster, but rounding would blur narrow components.
+        """
+        n, d = x.shape
+        out = x.new_empty(n, len(self.means))
+        size = min(len(self.means), 64)
+        rows = max(1, _chunk_numel(x) // (size * d))
+        for first in range(0, len(self.means), size):
+            part = slice(first, first + size)
+            means, scale = self.means[part].to(x.dtype), self.covariances[part].rsqrt().to(x.dtype)
+            constant = (-0.5 * (d * LOG_2_PI + self.covariances[part].log().sum(1))).to(x.dtype)
+            for start in range(0, n, rows):
+                points = slice(start, start + rows)
+                squares = (x[points, None] - means).mul_(scale).square_().sum(2)
+                out[points, part] = squares.mul_(-0.5).add_(constant)
+        return out
+
+    def transform(self, chosen: Tensor, noise: Tensor) -> Tensor:
+        return self.means[chosen] + self.covariances[chosen].sqrt() * noise
+
+
+COVARIANCES: dict[str, type[Gaussians]] = {"full": Full, "diagonal": Diagonal}
+
+
+def _refuse_singular(what: str, singular: Tensor) -> None:
+    which = singular.nonzero().flatten().tolist()
+    raise InputError(
+        f"{what} of {len(which)} components, the first is {which[0]}, is singular to rounding: raise reg_covar, or"
+        " rescale the codes to a scale near 1"
+    )
+
+
+def _scatter(x: Tensor, share: Tensor, means: Tensor) -> Tensor:
+    """Return the sums of share (x - mean)(x - mean)^T, (k, d, d)."""
+    centred = x - means[:, None]
+    centred *= share.T.sqrt()[:, :, None]
+    return centred.mT @ centred
+
+
+def _used_points(share: Tensor, size: int) -> list[Tensor]:
+    """Return, for each chunk of `size` components, the points with a share in any of them.
+
+    Shares far from a component are exactly 0, since exp underflows: leaving them out changes nothing.
+    """
+    chunks = torch.stack([part.any(1) for part in share.split(size, 1)])
+    # All at once: chunk by chunk would synchronise with the GPU for each.
+    points = chunks.nonzero()[:, 1]
+    return list(points.split(chunks.sum(1).tolist()))
+
+
+def _components_at_once(x: Tensor) -> int:
+    """Return as many components as fit into the memory of a GPU, and 1 on the CPU."""
+    return max(1, min(_chunk_numel(x) // x.numel(), 1024)) if x.is_cuda else 1
+
+
+def _chunk_numel(x: Tensor) -> int:
+    """Return the numbers per chunk: a part of the free memory of a GPU, or what stays in the cache of a CPU."""
+    if x.is_cuda:
+        free = torch.cuda.mem_get_info(x.device)[0]
+        return max(1, min(free // 4, 2 << 30) // x.element_size())
+    return 1 << 22
 
 
 class KernelDensity:
@@ -239,20 +411,16 @@ class KernelDensity:
         self.width = check_number("width", width, low=0.0, strict=True)
 
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """n new codes (n, d)."""
-        device = generator.device if generator else self.codes.device
-        chosen = torch.randint(len(self.codes), (check_count("n", n),), generator=generator, device=device)
+        """Draw n new codes (n, d)."""
+        n, device = check_count("n", n), generator.device if generator else self.codes.device
+        chosen = torch.randint(len(self.codes), (n,), generator=generator, device=device)
         noise = torch.randn(n, self.codes.shape[1], generator=generator, device=device, dtype=self.codes.dtype)
         return self.codes[chosen.to(self.codes.device)] + self.width * noise.to(self.codes.device)
 
     @torch.no_grad()
     def score_samples(self, codes: Tensor) -> Tensor:
-        """The log-likelihood of each code, (n,)."""
+        """Return the log-likelihood of each code, (n,)."""
         x, centres = check_codes(codes, width=self.codes.shape[1]).to(self.codes.device).double(), self.codes.double()
-        around = self.codes.shape[1] * math.log(self.width * math.sqrt(2 * math.pi)) + math.log(len(self.codes))
+        log_norm = self.codes.shape[1] * math.log(self.width * math.sqrt(2 * math.pi)) + math.log(len(self.codes))
         parts = [(torch.cdist(part, centres).square() / (-2 * self.width**2)).logsumexp(1) for part in x.split(1000)]
-        return torch.cat(parts) - around
-
-    def score(self, codes: Tensor) -> float:
-        """The mean log-likelihood of a code."""
-        return float(self.score_samples(codes).mean())
+        return torch.cat(parts) - log_norm
