@@ -1,4 +1,4 @@
-"""The `ncode` command: one file a word."""
+"""The command `ncode`."""
 
 from .main import main
 

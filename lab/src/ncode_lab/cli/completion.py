@@ -1,4 +1,4 @@
-"""`ncode completion`: what a shell needs to complete our words and options."""
+"""`ncode completion`: completion scripts for shells."""
 
 from __future__ import annotations
 
@@ -13,50 +13,54 @@ from ncode.checks import check_choice
 
 from ..experiments import EXPERIMENTS, find
 from ..training import RunOptions
-from .collecting import CollectForm
-from .demo import DemoForm
-from .form import Form, Preset
-from .reporting import ReportForm
-from .sweeping import SweepForm
-from .tables import TablesForm
+from .arguments import DEFAULT_PRESET, PresetFlags, form
+from .report import CollectOptions, ReportOptions, TablesOptions
+from .run import DemoOptions
+from .sweep import SweepArguments
 
 SHELLS = ("bash", "zsh")
-HOW = """usage: ncode completion {bash,zsh}
+USAGE = """usage: ncode completion {bash,zsh}
 
 bash: ncode completion bash > ~/.local/share/bash-completion/completions/ncode
-zsh:  ncode completion zsh > a folder of $fpath, as _ncode"""
+zsh:  ncode completion zsh > FOLDER/_ncode, with FOLDER in $fpath"""
 
 
-def answer(words: list[str]) -> int:
-    """Print the script."""
-    if not words or words[0] in ("-h", "--help"):
-        print(HOW)
+def completion(arguments: list[str]) -> int:
+    """Print the completion script of a shell."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
         return 0
-    shell = check_choice("shell", words[0], SHELLS)
+    shell = check_choice("shell", arguments[0], SHELLS)
     try:
-        tyro.cli(_tree(), prog="ncode", args=["--tyro-print-completion", shell])
+        tyro.cli(_all_commands(), prog="ncode", args=["--tyro-print-completion", shell])
     except SystemExit as stop:
         return int(stop.code or 0)
     return 0
 
 
-def _tree() -> Any:
-    """All words as one type: what `main` tells apart by hand, tyro may see as a whole."""
-    forms = {
-        name: Annotated[
-            Form[kind], tyro.conf.subcommand(name, default=Form(Preset(), kind.preset("quick"), RunOptions()))
-        ]
-        for name, kind in ((name, find(name)) for name in EXPERIMENTS)
+def _all_commands() -> Any:
+    """All commands as one type, which tyro needs to see as a whole."""
+    commands = {
+        "run": make_dataclass("Run", [("experiment", tyro.conf.OmitSubcommandPrefixes[_union(_experiments())])]),
+        "report": ReportOptions,
+        "demo": DemoOptions,
+        "sweep": form("Sweep", sweep=SweepArguments),
+        "collect": CollectOptions,
+        "tables": TablesOptions,
+        "list": make_dataclass("List", []),
     }
-    choice = reduce(or_, forms.values())
-    running = make_dataclass("Running", [("experiment", tyro.conf.OmitSubcommandPrefixes[choice])])
-    words = {
-        "run": running,
-        "report": ReportForm,
-        "demo": DemoForm,
-        "sweep": SweepForm,
-        "collect": CollectForm,
-        "tables": TablesForm,
-        "list": make_dataclass("Listing", []),
-    }
-    return reduce(or_, (Annotated[kind, tyro.conf.subcommand(name)] for name, kind in words.items()))
+    return _union([Annotated[kind, tyro.conf.subcommand(name)] for name, kind in commands.items()])
+
+
+def _experiments() -> list[Any]:
+    found = []
+    for name in EXPERIMENTS:
+        kind = find(name)
+        shape = form("Run", settings=kind, run=RunOptions)
+        default = shape(PresetFlags(), kind.preset(DEFAULT_PRESET), RunOptions())
+        found.append(Annotated[shape, tyro.conf.subcommand(name, default=default)])
+    return found
+
+
+def _union(kinds: list[Any]) -> Any:
+    return reduce(or_, kinds)

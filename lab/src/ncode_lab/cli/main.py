@@ -1,98 +1,98 @@
-"""Which word was said, and who answers."""
+"""Dispatch the subcommand."""
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
-from ncode import InputError
-from ncode._version import __version__
+from ncode import InputError, __version__
+from ncode.checks import check_choice
+
+from ..training.errors import RunError
 
 
-class Word(NamedTuple):
-    """A word of the command line: what it does, and the file of this package that does it."""
+class Command(NamedTuple):
+    """A subcommand: its help text, and the module and function that run it."""
 
-    says: str
+    help: str
     module: str
+    function: str
 
-    def answer(self) -> Callable[[list[str]], int]:
-        """The function that takes the rest of the line. Imported here, since most words need extras."""
-        return import_module(f".{self.module}", __package__).answer
+    def load(self) -> Callable[[list[str]], int]:
+        """Import the function, which takes the remaining arguments and returns the exit status."""
+        return getattr(import_module(f".{self.module}", __package__), self.function)
 
 
-WORDS = {
-    "list": Word("experiments, with their presets", "listing"),
-    "run": Word("run an experiment: ncode run reflection --quick", "running"),
-    "report": Word("write runs up as one HTML page: ncode report runs/*", "reporting"),
-    "demo": Word("reflection, annuli and memory in quick form, then the report", "demo"),
-    "sweep": Word("run an experiment over a grid of settings", "sweeping"),
-    "collect": Word("copy the results of runs to results/, one JSON file a trial", "collecting"),
-    "tables": Word("write the results under results/ into the tables of a Markdown file", "tables"),
-    "completion": Word("print the completion script of a shell: ncode completion bash", "completion"),
+COMMANDS = {
+    "list": Command("list the experiments and their presets", "run", "list_experiments"),
+    "run": Command("run an experiment: ncode run reflection --quick", "run", "run"),
+    "report": Command("write an HTML report of runs: ncode report runs/*", "report", "report"),
+    "demo": Command("run reflection, annuli and memory quickly, then write the report", "run", "demo"),
+    "sweep": Command("run an experiment over a grid of settings", "sweep", "sweep"),
+    "collect": Command("copy the results of runs to results/, one JSON file per trial", "report", "collect"),
+    "tables": Command("write the results under results/ into the tables of a Markdown file", "report", "tables"),
+    "completion": Command("print a shell completion script: ncode completion bash", "completion", "completion"),
+}
+# The extra of ncode-lab that installs a package; the others come with ncode-lab itself.
+EXTRAS = {
+    "optuna": "sweep",
+    "submitit": "sweep",
+    "tensorboard": "tensorboard",
+    **dict.fromkeys(("PIL", "numpy", "scipy", "sklearn", "openTSNE"), "images"),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit status.
+    """Run a command and return the exit status.
+
+    Args:
+        argv: The arguments. Default: those of the process.
 
     >>> from ncode_lab.cli import main
     >>> main(["list"])  # doctest: +ELLIPSIS
     reflection ...
     0
     """
-    words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help"):
-        print(usage())
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
         return 0
-    if words[0] == "--version":
+    if arguments[0] == "--version":
         print(f"ncode {__version__}")
         return 0
-    if words[0] not in WORDS:
-        return complain(unknown(words[0]))
     try:
-        status = WORDS[words[0]].answer()(words[1:])
+        status = COMMANDS[check_choice("command", arguments[0], COMMANDS)].load()(arguments[1:])
         sys.stdout.flush()
         return status
     except InputError as error:
-        return complain(str(error))
-    except RuntimeError as error:
-        from ..training.errors import RunError  # here, since a word that trains nothing does without that room
-
-        if not isinstance(error, RunError):
-            raise
-        print(f"ncode: {error}", file=sys.stderr)
-        return 1
+        return _fail(str(error), 2)
+    except RunError as error:
+        return _fail(str(error), 1)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "ncode":
+        package = (error.name or "ncode").partition(".")[0]
+        if package in ("ncode", "ncode_lab"):
             raise
-        return complain(f"`ncode {words[0]}` needs the package {error.name}: pip install 'torch-ncode[experiments]'")
+        install = f"'ncode-lab[{EXTRAS[package]}]'" if package in EXTRAS else "ncode-lab"
+        return _fail(f"`ncode {arguments[0]}` needs the package {package}: pip install {install}", 2)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read along has seen enough, as `head` does. What is left must not be written at exit either.
+        # The reader, such as `head`, has closed the pipe. What is buffered must not be written at exit either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
 
-def usage() -> str:
-    """What there is to say."""
-    lines = [f"  {name:12}{word.says}" for name, word in WORDS.items()]
-    end = "`ncode WORD --help` tells more of each. `ncode --version` prints the version."
-    return "\n".join(["usage: ncode WORD ...", "", "Neurally controlled ODEs for PyTorch.", "", *lines, "", end])
+def _usage() -> str:
+    commands = "\n".join(f"  {name:12}{command.help}" for name, command in COMMANDS.items())
+    return (
+        "usage: ncode COMMAND ...\n\nExperiments with neurally controlled ODEs.\n\n"
+        f"{commands}\n\nHelp for a command: `ncode COMMAND --help`. Version: `ncode --version`."
+    )
 
 
-def unknown(word: str) -> str:
-    """What to say to a word that is none of ours."""
-    nearest = difflib.get_close_matches(word, WORDS, n=1)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"choose one of: {', '.join(WORDS)}."
-    return f"there is no command {word!r}; {hint}"
-
-
-def complain(sentence: str) -> int:
-    """Print what is wrong, and give the exit status for it."""
-    print(f"ncode: {sentence}", file=sys.stderr)
-    return 2
+def _fail(message: str, status: int) -> int:
+    print(f"ncode: {message}", file=sys.stderr)
+    return status

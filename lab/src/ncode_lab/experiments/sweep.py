@@ -26,34 +26,42 @@ if TYPE_CHECKING:
 Point = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """What to sweep, and who runs it.
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Options of a sweep that do not depend on the experiment."""
+
+    metric: str | None = None
+    """Metric that ranks the points: its mean over models and seeds. Default: the experiment's first column."""
+    maximise: bool = False
+    """Whether a larger metric is better."""
+    name: str | None = None
+    """Name of the sweep's folder. Default: made from the experiment and its grid."""
+    workers: int = 1
+    """Points that run at the same time."""
+    cluster: Literal["none", "local", "slurm"] = "none"
+    """What runs the points: this process, processes of submitit on this machine, or a Slurm cluster."""
+    partition: str | None = None
+    """Slurm's partition."""
+    minutes: int = 240
+    """Slurm's time limit per point."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep(SweepOptions):
+    """A sweep of an experiment.
 
     Attributes:
         base: The settings that the grid changes.
-        preset: The preset that they began from.
+        preset: The name of the preset that they started from.
         grid: Values of each setting.
-        metric: What points are ranked by: its mean over models and seeds.
-        maximise: Whether more of it is better.
         options: How each point is run; the sweep's folder goes to `options.out`.
-        name: Of the sweep's folder.
-        workers: Points at the same time, where a cluster runs them.
-        cluster: "none": this process. "local": processes of submitit. "slurm".
-        partition, minutes: For Slurm.
     """
 
     base: Experiment
     preset: str
     grid: Mapping[str, tuple[Any, ...]]
     metric: str
-    maximise: bool = False
     options: RunOptions = field(default_factory=RunOptions)
-    name: str | None = None
-    workers: int = 1
-    cluster: Literal["none", "local", "slurm"] = "none"
-    partition: str | None = None
-    minutes: int = 240
 
     @property
     def folder(self) -> Path:

@@ -69,7 +69,7 @@ def test_a_misspelt_experiment_gets_the_nearest_right_one(capsys):
 
 def test_no_experiment_gets_the_list(capsys):
     assert run("--steps", "3") == 2
-    assert "say which experiment" in capsys.readouterr().err
+    assert "name an experiment" in capsys.readouterr().err
 
 
 def test_a_wrong_option_names_the_nearest_right_one(capsys):

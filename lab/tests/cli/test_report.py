@@ -35,7 +35,7 @@ def test_collected_results_make_the_tables_of_a_markdown_file(runs, tmp_path, ca
     assert len(list(results.rglob("*.json"))) == 4
     file.write_text("# Title\n<!-- table:reflection -->\n<!-- end -->\nend\n")
     assert main(["tables", str(file), "--results", str(results), "--check"]) == 2
-    assert "not what the results say: reflection" in capsys.readouterr().err
+    assert "differ from the results: reflection" in capsys.readouterr().err
     assert main(["tables", str(file), "--results", str(results)]) == 0
     assert main(["tables", str(file), "--results", str(results), "--check"]) == 0
     text = file.read_text()
@@ -49,13 +49,13 @@ def test_the_beginning_of_a_table_that_is_none_gets_a_sentence(block, tmp_path, 
     file = tmp_path / "page.md"
     file.write_text(block)
     assert main(["tables", str(file), "--results", str(tmp_path)]) == 2
-    assert "begins no table: its name must have no spaces, and <!-- end --> must follow" in capsys.readouterr().err
+    assert "starts no table: its name must have no spaces, and <!-- end --> must follow" in capsys.readouterr().err
 
 
 def test_collecting_into_a_file_gets_a_sentence(runs, tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["collect", str(runs), "--out", str(tmp_path / "file")]) == 1
-    assert "a file is in its way; name another folder" in capsys.readouterr().err
+    assert "a file is in its way; choose another folder" in capsys.readouterr().err
 
 
 def test_a_table_goes_stale_when_a_result_changes(runs, tmp_path):
@@ -71,7 +71,7 @@ def test_a_table_goes_stale_when_a_result_changes(runs, tmp_path):
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_scripts_know_our_words_and_options(shell, capsys):
+def test_completion_scripts_know_commands_and_options(shell, capsys):
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert all(word in script for word in ("reflection", "sweep", "--resume", "--steps"))

@@ -1,0 +1,142 @@
+"""`ncode report`, `ncode collect` and `ncode tables`."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import tyro
+
+from ncode import InputError
+
+from ..experiments import EXPERIMENTS, find
+from ..report import (
+    BLOCK,
+    Drawing,
+    Run,
+    as_markdown,
+    gather,
+    in_order,
+    make_table,
+    replace_block,
+    stale,
+    write_report,
+)
+from ..training import Trial
+from ..training.files import explain_os_errors, json_text, write_file
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """Write a self-contained HTML report of runs."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)
+    """Run folders, folders of run folders, or result files."""
+    out: Path = Path("report.html")
+    """The file to write."""
+
+
+def report(arguments: list[str]) -> int:
+    """Write the report, and print its path."""
+    given = tyro.cli(ReportOptions, prog="ncode report", args=arguments)
+    print(write_report(given.runs, given.out, {name: find(name).about() for name in EXPERIMENTS}, _redraw))
+    return 0
+
+
+def _redraw(run: Run, folder: Path) -> list[Drawing]:
+    """Draw the figures of results outside a run folder."""
+    name = run.text("experiment")
+    if name not in EXPERIMENTS:
+        return []
+    target = Path(tempfile.mkdtemp(dir=folder))
+    return [Drawing(each.name, each.caption, each.save(target)) for each in find(name).redraw(run.results)]
+
+
+@dataclass(frozen=True)
+class CollectOptions:
+    """Copy the results of runs to results/EXPERIMENT/, one JSON file per trial. Later results replace earlier ones."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]] = (Path("runs"),)
+    """Run folders, or folders of run folders."""
+    out: Path = Path("results")
+    """Where to put the files."""
+
+
+def collect(arguments: list[str]) -> int:
+    """Copy the results, and print their number."""
+    given = tyro.cli(CollectOptions, prog="ncode collect", args=arguments)
+    results = [result for run in gather(given.runs) for result in run.results]
+    for result in results:
+        folder = given.out / result.experiment
+        with explain_os_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        name = Trial(result.model, result.dataset, result.seed).name
+        write_file(folder / f"{result.preset}-{name}.json", json_text(result.as_json(), sort=True).encode())
+    print(f"{len(results)} result{'s' if len(results) != 1 else ''} in {given.out}")
+    return 0
+
+
+@dataclass(frozen=True)
+class TablesOptions:
+    """Write results into the blocks <!-- table:EXPERIMENT --> of Markdown files."""
+
+    files: tyro.conf.Positional[tuple[Path, ...]] = (Path("README.md"),)
+    """Markdown files."""
+    results: Path = Path("results")
+    """Where the results are: results/EXPERIMENT/*.json."""
+    check: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Write nothing; fail if a table differs from the results."""
+
+
+def tables(arguments: list[str]) -> int:
+    """Write the tables, or check them."""
+    given = tyro.cli(TablesOptions, prog="ncode tables", args=arguments)
+    for file in given.files:
+        if not file.is_file():
+            raise InputError(f"there is no file {file}")
+        text = file.read_text(encoding="utf-8")
+        made = {name: table_of(name, given.results) for name in _table_names(file, text)}
+        outdated = stale(text, made)
+        if outdated and given.check:
+            raise InputError(
+                f"tables of {file} differ from the results: {', '.join(outdated)}; run `ncode tables {file}`"
+            )
+        for name, table in made.items():
+            text = replace_block(text, name, table)
+        if outdated:
+            file.write_text(text, encoding="utf-8")
+        print(f"{file}: {', '.join(outdated) + ' written' if outdated else 'up to date'}")
+    return 0
+
+
+def table_of(name: str, results: Path) -> str:
+    """The table of an experiment's results, as Markdown.
+
+    Args:
+        name: EXPERIMENT or EXPERIMENT:PART. PART is the first word of a data set's name, or a pattern for the whole
+            name without its spaces.
+        results: The folder of results.
+    """
+    name, _, part = name.partition(":")
+    kind = find(name)
+    every = [result for run in gather([results / name]) for result in run.results]
+    found = [result for result in every if _matches(result.dataset, part)]
+    return as_markdown(make_table(in_order(found, kind.about()["models"]), kind.columns, kind.paper))
+
+
+def _matches(dataset: str, part: str) -> bool:
+    return not part or dataset.split()[0] == part or fnmatchcase(dataset.replace(" ", ""), part)
+
+
+def _table_names(file: Path, text: str) -> list[str]:
+    """The tables that a file has blocks for. A line that looks like the start of a block has to be one."""
+    blocks = list(BLOCK.finditer(text))
+    starts = {match["start"].strip() for match in blocks}
+    for line in text.splitlines():
+        if line.startswith("<!-- table:") and line.strip() not in starts:
+            raise InputError(
+                f"{file}: {line.strip()!r} starts no table: its name must have no spaces, and <!-- end --> must follow"
+            )
+    return list(dict.fromkeys(match["name"] for match in blocks))
