@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ncode.closed_forms.exponential import linear_flow
+from ncode.closed_forms import linear_flow
 
 from .probe import arguments, headline, probe, write
 

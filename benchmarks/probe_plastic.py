@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ncode.closed_forms.plastic import episode
+from ncode.closed_forms import plastic_episode
 from ncode.ode import solve
 
 from .probe import arguments, headline, probe, write
@@ -44,12 +44,12 @@ def measure(batch: int, n: int, patterns: int, steps: int, options: Any) -> list
     theta0, mu = ((torch.randn(n, n, generator=generator) / n).to(options.device).requires_grad_() for _ in range(2))
     target = shown[:, 0].to(options.device)
     precise = [tensor.detach().double().requires_grad_() for tensor in (theta0, mu)]
-    x = episode(stimuli.double(), *precise, duration=DURATION, steps=steps).x
+    x = plastic_episode(stimuli.double(), *precise, duration=DURATION, steps=steps).x
     expected = [x.detach(), *torch.autograd.grad((x - target).square().mean(), precise)]
     del x, precise
 
     def shown(**how: Any) -> Tensor:
-        return episode(stimuli, theta0, mu, duration=DURATION, steps=steps, **how).x
+        return plastic_episode(stimuli, theta0, mu, duration=DURATION, steps=steps, **how).x
 
     ways = {
         "episode, vectors": lambda: shown(formulation="vectors"),

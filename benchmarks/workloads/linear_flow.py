@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import ncode
-from ncode.closed_forms.exponential import linear_flow
+from ncode.closed_forms import linear_flow
 
 from ..contest import Aim, Contest, Entry, Nfe, Runner, Settings, synchronise
 from ..flow import Flow, Step, compete, gradients, read

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import ncode
-from ncode.closed_forms.plastic import episode
+from ncode.closed_forms import plastic_episode
 
 from ..contest import Aim, Contest, Entry, Nfe, Outcome, Runner, Settings, synchronise
 from ..flow import Step, read
@@ -89,7 +89,7 @@ def finish(x: Tensor, problem: Problem) -> Step:
 def reference(problem: Problem, device: str) -> Outcome:
     """Four steps of dopri8 a presentation, in float64."""
     given = problem.on(device, torch.float64)
-    x = episode(given.stimuli, given.theta0, given.mu, duration=DURATION, steps=4, method="dopri8").x
+    x = plastic_episode(given.stimuli, given.theta0, given.mu, duration=DURATION, steps=4, method="dopri8").x
     return read(finish(x, given))
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import ncode
 from ncode import InputError
-from ncode.closed_forms.plastic import episode
+from ncode.closed_forms import plastic_episode
 from ncode.ode import METHODS
 
 from ..ode.meter import Meter
@@ -53,7 +53,7 @@ def loss(ends, theta):
 @pytest.mark.parametrize("decay", [0.0, 0.7])
 def test_values_and_gradients_are_those_of_the_solver(formulation, method, dt, decay):
     inputs, rate = problem(), torch.tensor(decay, dtype=DOUBLE, requires_grad=True)
-    ours = episode(*inputs, dt=dt, method=method, decay=rate, formulation=formulation)
+    ours = plastic_episode(*inputs, dt=dt, method=method, decay=rate, formulation=formulation)
     theirs = generic(*inputs, dt=dt, method=method, decay=rate)
     close((ours.xs, ours.trace.theta()), theirs, rtol=1e-13, atol=1e-13)
     close(ours.x, theirs[0][:, -1], rtol=1e-13, atol=1e-13)
@@ -66,7 +66,7 @@ def test_values_and_gradients_are_those_of_the_solver(formulation, method, dt, d
 @every_method
 def test_single_precision_is_equal_to_the_solver_up_to_rounding(formulation, method):
     inputs = problem(n=40, dtype=torch.float32, scale=0.1)
-    ours = episode(*inputs, dt=0.25, method=method, formulation=formulation)
+    ours = plastic_episode(*inputs, dt=0.25, method=method, formulation=formulation)
     ends, theta = generic(*inputs, dt=0.25, method=method)
     close((ours.xs, ours.trace.theta()), (ends, theta), rtol=1e-5, atol=1e-6)
 
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_finite_differences(formulation):
     decay = torch.tensor(0.3, dtype=DOUBLE, requires_grad=True)
 
     def run(stimuli, theta0, mu, decay):
-        shown = episode(stimuli, theta0, mu, steps=1, decay=decay, formulation=formulation)
+        shown = plastic_episode(stimuli, theta0, mu, steps=1, decay=decay, formulation=formulation)
         return shown.xs, shown.trace.theta()
 
     assert torch.autograd.gradcheck(run, (stimuli, theta0, mu, decay))
@@ -93,7 +93,7 @@ def test_gradients_reach_what_rho_is_made_of(formulation):
         return computed * torch.tanh(layer(v))
 
     wanted = [*inputs, *layer.parameters(), gain]
-    ours = episode(*inputs, steps=2, rho=rho, formulation=formulation)
+    ours = plastic_episode(*inputs, steps=2, rho=rho, formulation=formulation)
     theirs = generic(*inputs, dt=0.25, method="rk4", rho=rho)
     got = torch.autograd.grad(loss(ours.xs, ours.trace.theta()), wanted, retain_graph=True)
     close(got, torch.autograd.grad(loss(*theirs), wanted), rtol=1e-11, atol=1e-12)
@@ -103,22 +103,22 @@ def test_gradients_reach_what_rho_is_made_of(formulation):
 def test_only_what_wants_a_gradient_gets_one(formulation):
     for number in range(3):
         inputs = [leaf.detach().requires_grad_(i == number) for i, leaf in enumerate(problem())]
-        episode(*inputs, steps=1, formulation=formulation).x.sum().backward()
+        plastic_episode(*inputs, steps=1, formulation=formulation).x.sum().backward()
         assert [leaf.grad is not None for leaf in inputs] == [i == number for i in range(3)]
 
 
 def test_without_gradients_there_is_no_graph():
     stimuli, theta0, mu = (leaf.detach() for leaf in problem())
     mu.requires_grad_()
-    assert not episode(stimuli, theta0, mu.detach(), steps=1).x.requires_grad
+    assert not plastic_episode(stimuli, theta0, mu.detach(), steps=1).x.requires_grad
     with torch.no_grad():
-        assert not episode(stimuli, theta0, mu, steps=1).x.requires_grad
+        assert not plastic_episode(stimuli, theta0, mu, steps=1).x.requires_grad
 
 
 @every_formulation
 def test_a_constant_rho_moves_x_and_has_no_gradient(formulation):
     stimuli, theta0, mu = problem()
-    shown = episode(stimuli, theta0, mu, steps=1, rho=torch.ones_like, formulation=formulation)
+    shown = plastic_episode(stimuli, theta0, mu, steps=1, rho=torch.ones_like, formulation=formulation)
     close(shown.xs, stimuli + 0.5)
     close(torch.autograd.grad(shown.x.sum(), stimuli)[0][:, -1], torch.ones(3, 5, dtype=DOUBLE))
 
@@ -127,9 +127,9 @@ def test_a_constant_rho_moves_x_and_has_no_gradient(formulation):
 def test_an_episode_can_be_cut_in_two(formulation):
     stimuli, theta0, mu = problem(presentations=5)
     how = {"steps": 2, "decay": 0.4, "formulation": formulation}
-    whole = episode(stimuli, theta0, mu, **how)
-    first = episode(stimuli[:, :2], theta0, mu, **how)
-    second = episode(stimuli[:, 2:], first.trace.theta(), mu, **how)
+    whole = plastic_episode(stimuli, theta0, mu, **how)
+    first = plastic_episode(stimuli[:, :2], theta0, mu, **how)
+    second = plastic_episode(stimuli[:, 2:], first.trace.theta(), mu, **how)
     close(torch.cat([first.xs, second.xs], 1), whole.xs, rtol=1e-12)
     close(second.trace.theta(), whole.trace.theta(), rtol=1e-12)
     inputs = [stimuli, theta0, mu]
@@ -137,7 +137,7 @@ def test_an_episode_can_be_cut_in_two(formulation):
 
 
 def test_theta_times_a_vector_needs_no_theta():
-    shown = episode(*problem(), steps=2, decay=0.1)
+    shown = plastic_episode(*problem(), steps=2, decay=0.1)
     x = torch.randn(3, 5, dtype=DOUBLE)
     close(shown.trace.times(x), (shown.trace.theta() @ x[..., None])[..., 0])
 
@@ -145,11 +145,11 @@ def test_theta_times_a_vector_needs_no_theta():
 @every_formulation
 def test_a_sample_does_not_depend_on_its_companions(formulation):
     stimuli, theta0, mu = problem(batch=4)
-    alone = episode(stimuli[:1], theta0, mu, steps=1, formulation=formulation).xs
-    close(episode(stimuli, theta0, mu, steps=1, formulation=formulation).xs[:1], alone, rtol=1e-13, atol=1e-14)
+    alone = plastic_episode(stimuli[:1], theta0, mu, steps=1, formulation=formulation).xs
+    close(plastic_episode(stimuli, theta0, mu, steps=1, formulation=formulation).xs[:1], alone, rtol=1e-13, atol=1e-14)
     with torch.no_grad():
         stimuli[1:] = torch.nan_to_num(1e300 * stimuli[1:])
-    close(episode(stimuli, theta0, mu, steps=1, formulation=formulation).xs[:1], alone, rtol=1e-13, atol=1e-14)
+    close(plastic_episode(stimuli, theta0, mu, steps=1, formulation=formulation).xs[:1], alone, rtol=1e-13, atol=1e-14)
 
 
 @given(
@@ -164,7 +164,7 @@ def test_a_sample_does_not_depend_on_its_companions(formulation):
 def test_any_shape_works(batch, presentations, n, steps, method, own, formulation):
     stimuli, theta0, mu = problem(batch, presentations, n)
     start = theta0.expand(batch, n, n) if own else theta0
-    shown = episode(stimuli, start, mu, steps=steps, method=method, formulation=formulation)
+    shown = plastic_episode(stimuli, start, mu, steps=steps, method=method, formulation=formulation)
     assert shown.x.shape == (batch, n)
     assert shown.xs.shape == (batch, presentations, n)
     assert shown.trace.theta().shape == (batch, n, n)
@@ -178,7 +178,7 @@ def test_any_shape_works(batch, presentations, n, steps, method, own, formulatio
 def measured(n, presentations, batch=16):
     stimuli, theta0, mu = problem(batch, presentations, n, torch.float32, 0.01)
     with Meter() as meter:
-        episode(stimuli, theta0, mu, steps=1).x.sum().backward()
+        plastic_episode(stimuli, theta0, mu, steps=1).x.sum().backward()
     return meter
 
 
@@ -199,16 +199,16 @@ def test_memory_grows_with_the_number_of_stages_and_not_with_its_square():
 
 def test_asking_for_a_second_derivative_gets_a_sentence():
     stimuli, theta0, mu = problem()
-    (first,) = torch.autograd.grad(episode(stimuli, theta0, mu, steps=1).x.sum(), mu, create_graph=True)
-    with pytest.raises(InputError, match="second derivative of an episode"):
+    (first,) = torch.autograd.grad(plastic_episode(stimuli, theta0, mu, steps=1).x.sum(), mu, create_graph=True)
+    with pytest.raises(InputError, match="an episode has no second derivatives"):
         first.sum().backward()
 
 
 def test_autocast_does_not_coarsen_it():
     inputs = problem(dtype=torch.float32)
-    plain = episode(*inputs, steps=1)
+    plain = plastic_episode(*inputs, steps=1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = episode(*inputs, steps=1)
+        cast = plastic_episode(*inputs, steps=1)
     assert torch.equal(cast.x, plain.x)
     close(*(torch.autograd.grad(shown.x.sum(), inputs) for shown in (cast, plain)), rtol=0, atol=0)
 
@@ -248,4 +248,4 @@ def test_autocast_does_not_coarsen_it():
 def test_bad_input_gets_a_sentence(change, message):
     good = {"stimuli": torch.zeros(2, 1, 3), "theta0": torch.zeros(3, 3), "mu": torch.zeros(3, 3), "steps": 1}
     with pytest.raises(InputError, match=message):
-        episode(**{**good, **change})
+        plastic_episode(**{**good, **change})

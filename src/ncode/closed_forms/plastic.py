@@ -1,22 +1,23 @@
-"""Hebbian control without its matrices: dx/dt = rho(theta x), dtheta/dt = mu * x x^T - decay * theta (* elementwise).
+"""`plastic_episode`: Hebbian control without its matrices.
 
-Let an explicit Runge-Kutta method take steps of size h on (x, theta), with stages x_i, theta_i and slopes
+The equations are dx/dt = rho(theta x), dtheta/dt = mu * x x^T - decay * theta, where * is elementwise. Let an explicit
+Runge-Kutta method take steps of size h on (x, theta), with stages x_i, theta_i and slopes
 
     s_i = rho(theta_i x_i),    G_i = mu * x_i x_i^T - decay theta_i.
 
-theta's equation is linear in theta, so its stages can be solved for by hand. With the method's a (strictly lower
+The equation of theta is linear in theta, so its stages have a closed form. With the method's a (strictly lower
 triangular), b, and L = (I + h decay a)^-1,
 
     theta_i = phi_i theta + sum_j psi_ij mu * x_j x_j^T,      phi = L 1,    psi = L h a,
     theta'  = keep theta + sum_j new_j mu * x_j x_j^T,        keep = 1 - h decay b.phi,    new = h (b - decay psi^T b).
 
-So at every evaluation e theta is a known multiple of theta_0 plus a weighted sum over the stage vectors before it,
-whatever the presentations were, and since (mu * x_k x_k^T) x = x_k * (mu (x_k * x)),
+So at every evaluation e theta is a known multiple of theta_0 plus a weighted sum over the earlier stage vectors,
+independent of the stimuli, and since (mu * x_k x_k^T) x = x_k * (mu (x_k * x)),
 
     v_e = theta x_e = scale_e theta_0 x_e + sum_{k < e} W_ek x_k * (mu (x_k * x_e)).                            (1)
 
-This is the very discretisation that `ncode.solve` makes of the same steps, and equal to it up to rounding. Backward,
-with v'_e the gradient of v_e, adds for each e, from the last to the first,
+This is the discretisation of `ncode.solve` with the same steps, and equal to it up to rounding. Backward, with v'_e the
+gradient of v_e, adds for each e, from the last to the first,
 
     x'_e += scale_e theta_0^T v'_e + sum_k x_k * y_k,      y_k = W_ek mu^T (x_k * v'_e),
     x'_k += W_ek v'_e * (mu (x_k * x_e)) + x_e * y_k,                                                           (2)
@@ -24,47 +25,47 @@ with v'_e the gradient of v_e, adds for each e, from the last to the first,
 
 There are two formulations, with K evaluations in all:
 
-    vectors   (1) and (2) as they stand. theta is never formed: memory is K vectors a sample, the work is one product
-              of (batch k, n) with mu an evaluation. The products mu (x_k * x_e), K^2 / 2 of them a sample, are computed
-              again in backward and not kept; the rows of mu' are gathered, so that few large products make it.
+    vectors   (1) and (2) as they are. theta is never formed: memory is K vectors per sample, the work is one product of
+              (batch k, n) with mu per evaluation. The products mu (x_k * x_e), K^2 / 2 of them per sample, are not kept
+              but recomputed in backward; the rows of mu' are collected, so that few large products compute it.
     matrix    theta is formed at the start of each step, so that the sums in (1) and (2) run over this step alone, and
               its gradient is carried from step to step: with T' that after the step,
 
                   x'_j += new_j (mu * T' + (mu * T')^T) x_j,    mu' += T' * sum_j new_j x_j x_j^T,
                   T' <- keep T' + sum_i phi_i v'_i x_i^T.
 
-              Backward makes theta again from the vectors. The work is K matrix-vector products a sample instead of
-              K^2 / 2, and memory four matrices a sample on top.
+              Backward recomputes theta from the vectors. The work is K matrix-vector products per sample instead of
+              K^2 / 2, and memory four more matrices per sample.
 
-"auto" takes the second where n <= 3 K: four matrices are then no larger than the dozen vectors an evaluation that the
-first holds. So memory grows with K n, and never with n squared a sample.
+"auto" takes the second if n <= 3 K: four matrices are then no larger than the dozen vectors per evaluation that the
+first holds. So memory grows with K n, never with n squared per sample.
 
-Steps are fixed here. For steps chosen by the error use `ncode.solve` with feedback.
+This file has the public function and the weights above; plastic_passes.py has the forward and the backward pass. Steps
+are fixed here. For adaptive steps use `ncode.solve` with feedback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..checks import check_choice, check_count, check_number
 from ..errors import InputError
-from ..ode.problem import check_choice, check_count, check_finite, check_number, check_state
+from ..ode.problem import check_finite, check_state
 from ..ode.stepsize import fixed_steps
-from ..ode.tableau import METHODS
-from .plastic_parts import Plan, outer_sum, product
-from .plastic_pass import present
-from .plastic_weights import plan_weights
+from ..ode.tableau import METHODS, Tableau
+from .plastic_passes import Plan, Weights, outer_sum, product, run_episode
 
 FORMULATIONS = ("auto", "vectors", "matrix")
 
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """theta at the end of an episode, as scale * theta_0 + mu * sum_k w_k x_k x_k^T. Takes part in autograd."""
+    """theta at the end of an episode, as scale * theta_0 + mu * sum_k w_k x_k x_k^T, with gradients."""
 
     theta0: Tensor  # (n, n) or (batch, n, n)
     mu: Tensor  # (n, n)
@@ -73,7 +74,7 @@ class Trace:
     vectors: Tensor  # (K, batch, n)
 
     def theta(self) -> Tensor:
-        """The matrices themselves, (batch, n, n)."""
+        """The matrices, (batch, n, n)."""
         return self.scale * self.theta0 + self.mu * outer_sum(self.weights, self.vectors)
 
     def times(self, x: Tensor) -> Tensor:
@@ -82,15 +83,15 @@ class Trace:
         return self.scale * product(self.theta0, x) + torch.einsum("k,kbn->bn", self.weights, seen)
 
 
-class Episode(NamedTuple):
-    """What an episode leaves."""
+class PlasticEpisode(NamedTuple):
+    """The result of an episode."""
 
     x: Tensor  # at the end of the last presentation, (batch, n)
-    xs: Tensor  # at the end of each, (batch, P, n)
-    trace: Trace  # theta after the last
+    xs: Tensor  # at the end of each presentation, (batch, P, n)
+    trace: Trace  # theta after the last presentation
 
 
-def episode(
+def plastic_episode(
     stimuli: Tensor,
     theta0: Tensor,
     mu: Tensor,
@@ -98,52 +99,62 @@ def episode(
     duration: float = 0.5,
     dt: float | None = None,
     steps: int | None = None,
-    method: str = "rk4",
+    method: str | Tableau = "rk4",
     rho: Callable[[Tensor], Tensor] = torch.tanh,
     decay: float | Tensor = 0.0,
     formulation: str = "auto",
-) -> Episode:
-    """Present stimuli one after another: x starts from each and runs free for `duration`, and theta is carried on.
+) -> PlasticEpisode:
+    """Present stimuli one after another: x starts from each and evolves for `duration`, and theta is carried on.
 
     dx/dt = rho(theta x), dtheta/dt = mu * x x^T - decay * theta. Equal, up to rounding, to one `ncode.solve` with
-    feedback a presentation, but theta is not kept for each step, and the whole has one backward.
+    feedback per presentation, but theta is not kept for each step, and the whole episode has one backward pass.
 
     Args:
-        stimuli: Where x starts in each presentation, (batch, P, n), float32 or float64.
-        theta0: The coupling at first, (n, n), or a sample's own, (batch, n, n).
-        mu: The rates of learning, (n, n).
-        duration: How long each presentation lasts.
-        dt, steps: Give one: the step size (a presentation's last step may be shorter), or the number of equal steps.
-        method: Any of `METHODS`. Every stage is a vector to remember: few stages and large steps are cheapest.
-        rho: A function of (batch, n) to the same shape. Gradients also reach the parameters it may have.
-        decay: The rate at which theta decays, a number or a tensor () that may want a gradient.
-        formulation: "vectors", "matrix" or "auto": see the module. All give the same up to rounding.
+        stimuli: The initial x of each presentation, (batch, P, n), float32 or float64.
+        theta0: The initial coupling, (n, n), or per sample, (batch, n, n).
+        mu: The learning rates, (n, n).
+        duration: Duration of each presentation.
+        dt, steps: Give one: the step size (the last step of a presentation may be shorter), or the number of equal
+            steps per presentation.
+        method: A method name or a `Tableau` of an explicit method. Memory grows with the number of stages: few stages
+            and large steps are cheapest.
+        rho: A function of (batch, n) to the same shape. Gradients also reach its parameters.
+        decay: The decay rate of theta, a number or a tensor () that may require a gradient.
+        formulation: "vectors", "matrix" or "auto", see the module's docstring. All are equal up to rounding.
 
     Returns:
-        Episode(x, xs, trace). Gradients reach stimuli, theta0, mu, decay and rho's parameters; there are no second
-        derivatives: use `ncode.solve` with gradient="autograd" for those.
+        PlasticEpisode(x, xs, trace). Gradients reach stimuli, theta0, mu, decay and the parameters of rho. There are no
+        second derivatives: use `ncode.solve` with gradient="autograd" for those.
 
     >>> import torch
-    >>> patterns = torch.tensor([[[1.0, -1.0, 1.0], [1.0, -1.0, 0.0]]])  # shown whole, then with a hole
-    >>> recalled = episode(patterns, torch.zeros(3, 3), torch.ones(3, 3), steps=1)
+    >>> patterns = torch.tensor([[[1.0, -1.0, 1.0], [1.0, -1.0, 0.0]]])  # complete, then with one bit missing
+    >>> from ncode.closed_forms import plastic_episode
+    >>> recalled = plastic_episode(patterns, torch.zeros(3, 3), torch.ones(3, 3), steps=1)
     >>> recalled.x.sign()
     tensor([[ 1., -1.,  1.]])
     """
-    tableau = METHODS[check_choice("method", method, METHODS)]
+    tableau = method if isinstance(method, Tableau) else METHODS[check_choice("method", method, METHODS)]
     check_choice("formulation", formulation, FORMULATIONS)
     _check(stimuli, theta0, mu)
     sizes = _sizes(duration, dt, steps)
-    weights = plan_weights(tableau, sizes * stimuli.shape[1], _rate(decay))
+    weights = plan_weights(tableau, sizes * stimuli.shape[1], _decay_rate(decay))
     formed = formulation == "matrix" or (formulation == "auto" and stimuli.shape[2] <= 3 * len(weights.phi))
-    scale, total, keep = ((weights.phi if formed else weights.scale), weights.scale, weights.keep)
-    plan = Plan(tableau, sizes, rho, formed, *(numbers.tolist() for numbers in (scale, total, keep)))
-    ends, vectors = present(plan, stimuli, theta0, mu, weights)
+    plan = Plan(
+        tableau,
+        sizes,
+        rho,
+        formed,
+        scale=(weights.phi if formed else weights.scale).tolist(),
+        total=weights.scale.tolist(),
+        keep=weights.keep.tolist(),
+    )
+    ends, vectors = run_episode(plan, stimuli, theta0, mu, weights)
     last_scale, last = (part.to(stimuli.device, stimuli.dtype) for part in (weights.last_scale, weights.last))
-    return Episode(ends[-1], ends.transpose(0, 1), Trace(theta0, mu, last_scale, last, vectors))
+    return PlasticEpisode(ends[-1], ends.transpose(0, 1), Trace(theta0, mu, last_scale, last, vectors))
 
 
 def _sizes(duration: float, dt: float | None, steps: int | None) -> list[float]:
-    """The steps of one presentation, as `ncode.solve` makes them."""
+    """The step sizes of one presentation, the same as those of `ncode.solve`."""
     duration = check_number("duration", duration, low=0.0, strict=True)
     if dt is not None and steps is None:
         dt = check_number("dt", dt, low=0.0, strict=True)
@@ -152,23 +163,24 @@ def _sizes(duration: float, dt: float | None, steps: int | None) -> list[float]:
     if steps is not None and dt is None:
         count = check_count("steps", steps)
         return [duration / count] * count
-    raise InputError(f"give either a step size dt or the number of steps a presentation; given dt={dt}, steps={steps}")
+    raise InputError(
+        f"give either a step size dt or the number of steps per presentation; given dt={dt}, steps={steps}"
+    )
 
 
-def _rate(decay: Any) -> Tensor:
-    """The rate of decay in double precision, where the small matrices are solved."""
+def _decay_rate(decay: Any) -> Tensor:
+    """The decay rate in double precision, on the CPU."""
     if isinstance(decay, Tensor):
         if decay.numel() != 1 or not decay.is_floating_point():
             raise InputError(
                 f"decay must be a number or a tensor of shape (); given {decay.dtype} {tuple(decay.shape)}"
             )
-        # On a GPU this waits once: the table below is many tiny operations, quicker on the CPU.
+        # This synchronises with a GPU once: the weights are many tiny operations, faster on the CPU.
         return decay.reshape(()).to("cpu", torch.float64)
     return torch.tensor(check_number("decay", decay, low=0.0), dtype=torch.float64)
 
 
 def _check(stimuli: Any, theta0: Any, mu: Any) -> None:
-    """Refuse what does not fit, with a sentence."""
     if not isinstance(stimuli, Tensor) or stimuli.dim() != 3 or stimuli.is_complex() or 0 in stimuli.shape[1:]:
         given = f"{stimuli.dtype} {tuple(stimuli.shape)}" if isinstance(stimuli, Tensor) else type(stimuli).__name__
         raise InputError(
@@ -190,3 +202,42 @@ def _check(stimuli: Any, theta0: Any, mu: Any) -> None:
             )
         check_finite(name, given)
     check_finite("stimuli", stimuli)
+
+
+def plan_weights(tableau: Tableau, sizes: Sequence[float], decay: Tensor) -> Weights:
+    """The weights for steps of these sizes, as a function of the decay."""
+    a, b = _square(tableau), torch.tensor(tableau.b, dtype=decay.dtype)
+    count, identity = len(sizes), torch.eye(len(sizes), dtype=decay.dtype)
+    known = {h: _step_weights(a, b, h, decay) for h in set(sizes)}
+    phi, psi, keep, new = (torch.stack([known[h][part] for h in sizes]) for part in range(4))
+    # left[n, m]: the factor, before step n, of what step m has added; scale[n]: that of theta_0.
+    left, scale = [torch.zeros_like(keep)], [torch.ones_like(decay)]
+    for kept, unit in zip(keep, identity, strict=True):
+        left.append(left[-1] * kept + unit)
+        scale.append(scale[-1] * kept)
+    earlier = phi[:, :, None, None] * torch.stack(left[:-1])[:, None, :, None] * new
+    within = identity[:, None, :, None] * psi[:, :, None, :]
+    evaluations = count * len(b)
+    return Weights(
+        vectors=(earlier + within).reshape(evaluations, evaluations),
+        scale=(phi * torch.stack(scale[:-1])[:, None]).flatten(),
+        phi=phi.flatten(),
+        new=new.flatten(),
+        keep=keep,
+        last=(left[-1][:, None] * new).flatten(),
+        last_scale=scale[-1],
+    )
+
+
+def _step_weights(a: Tensor, b: Tensor, h: float, decay: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """phi (s,), psi (s, s), keep () and new (s,) of one step."""
+    identity = torch.eye(len(b), dtype=b.dtype)
+    right = torch.cat([torch.ones_like(b)[:, None], h * a], 1)
+    solved = torch.linalg.solve_triangular(identity + h * decay * a, right, upper=False, unitriangular=True)
+    phi, psi = solved[:, 0], solved[:, 1:]
+    return phi, psi, 1 - h * decay * (b @ phi), h * (b - decay * (b @ psi))
+
+
+def _square(tableau: Tableau) -> Tensor:
+    rows = [(*row, *[0.0] * (tableau.stages - len(row))) for row in tableau.a]
+    return torch.tensor(rows, dtype=torch.float64)

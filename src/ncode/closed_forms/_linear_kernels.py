@@ -1,45 +1,131 @@
-"""Triton kernels for `fused.py`: one program a sample, one lane an element of its state.
+"""The action of taylor.py as two Triton kernels, one forward and one backward, for flows with sparse rows on a GPU.
 
-A row of the matrix multiplies elements that other lanes hold. So a vector is written to memory, all lanes wait for each
-other, and each reads what its row names; a program's own memory stays in the cache next to it. Two slots are written to
-by turns: who writes to a slot has passed the wait after which all others had read it.
+In torch an action is dozens of small operations, each of which takes longer to launch than to compute, and choosing
+their number needs a synchronisation with the GPU. Here each sample is one program, which chooses its own number of
+parts and degree from its own matrix: there is no synchronisation, and no sample depends on another.
+
+In a program each lane holds one element of the state. A row of the matrix multiplies elements of other lanes: a vector
+is written to memory, all lanes pass a barrier, and each reads the elements of its row; a program's memory stays in the
+cache. Two slots are written alternately: a lane that writes to a slot has passed the barrier after which all others had
+read it.
 """
 
 # pyright: reportInvalidTypeForm=false
 
 from __future__ import annotations
 
+import functools
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-# Without Triton nobody asks for the kernels, but the file can still be read.
+from ..ode.once import once
+from .taylor import ACTION_REACH, NO_SECOND_DERIVATIVE, sufficient_degree
+
+# Without Triton the kernels are never launched, but the module can be imported.
 _found = find_spec("triton") is not None
 tl: Any = import_module("triton.language") if _found else None
 jit: Any = import_module("triton").jit if _found else (lambda kernel: kernel)
 
-MOST_PARTS = 4096  # a flow that long is a mistake
+MAX_PARTS = 4096  # more parts indicate a mistake
+DEGREES = 64  # number of degrees, from 5 on, that a program may choose from
+KEPT = 16  # states that forward keeps for backward; those between them are recomputed
 
 
-def forward(
+def flow(theta: Tensor, columns: Tensor, x0: Tensor, span: float) -> Tensor:
+    """exp(theta span) x0 for rows theta (batch, m, k) and x0 (batch, m).
+
+    A sample whose matrix is not finite, or so large that its flow would need thousands of parts, is nan.
+    """
+    a = theta.double() * span
+    return _Flow.apply(a, x0.double(), columns, x0.dtype).to(x0.dtype)
+
+
+class Pattern(NamedTuple):
+    """A sparsity pattern sorted by column."""
+
+    places: Tensor  # (m k,), int64: indices into the flattened non-zeros (m, k), sorted by column
+    starts: Tensor  # (m + 1,), int64: where each column begins in `places`
+
+
+def pattern_of(columns: Tensor) -> Pattern:
+    """The pattern (m, k) sorted by column, cached as long as the tensor exists and is not changed.
+
+    >>> pattern_of(torch.tensor([[0, 1], [0, 2], [1, 2]]))
+    Pattern(places=tensor([0, 2, 1, 4, 3, 5]), starts=tensor([0, 2, 4, 6]))
+    """
+    version, kept = _patterns.get(columns, (None, None))
+    if kept is None or version != columns._version:
+        ordered = columns.flatten().sort(stable=True)
+        edges = torch.arange(len(columns) + 1, device=columns.device)
+        kept = Pattern(ordered.indices, torch.searchsorted(ordered.values, edges))
+        _patterns[columns] = (columns._version, kept)
+    return kept
+
+
+_patterns: Any = WeakTensorKeyDictionary()
+
+
+def thresholds(dtype: torch.dtype) -> list[float]:
+    """For each degree from 5 on, the largest alpha for which it is sufficient; the last one is inf.
+
+    >>> found = thresholds(torch.float32)
+    >>> sufficient_degree(found[3], torch.float32), sufficient_degree(1.001 * found[3], torch.float32)
+    (8, 9)
+    """
+    found = []
+    for degree in range(5, 5 + DEGREES - 1):
+        low, high = 0.0, 64.0
+        for _ in range(50):
+            middle = (low + high) / 2
+            low, high = (middle, high) if sufficient_degree(middle, dtype) <= degree else (low, middle)
+        found.append(low)
+    return [*found, float("inf")]
+
+
+@functools.cache
+def _table(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(thresholds(dtype), dtype=torch.float32, device=device)
+
+
+class _Flow(torch.autograd.Function):
+    """exp(A) x for rows A (batch, m, k) and x (batch, m), float64, as precise as `dtype` needs."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
+        a, x, columns = a.contiguous(), x.contiguous(), columns.contiguous()
+        y, states, plan = _launch_forward(a, columns, x, _table(dtype, x.device), ACTION_REACH[dtype], KEPT)
+        ctx.save_for_backward(a, columns, states, plan)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        a, columns, states, plan = ctx.saved_tensors
+        with torch.no_grad():
+            got = _launch_backward(
+                a, columns, pattern_of(columns), states, plan, grads[0].contiguous(), 5 + DEGREES, KEPT
+            )
+        return *once(NO_SECOND_DERIVATIVE, (a, *grads), got), None, None
+
+
+def _launch_forward(
     a: Tensor, columns: Tensor, x: Tensor, table: Tensor, reach: float, kept: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(A) x, the states kept for backward (batch, kept, m), and how many parts and what degree each sample took."""
+    """exp(A) x, the states kept for backward (batch, kept, m), and each sample's number of parts and degree."""
     batch, m, k = a.shape
     block = _block(m)
     y, plan = torch.empty_like(x), torch.empty(batch, 2, dtype=torch.int32, device=x.device)
     states, slots = x.new_empty(batch, kept, m), x.new_empty(batch, 2, block)
     sizes = {"M": m, "K": k, "BLOCK": block, "KEPT": kept}
-    _launch(
-        _forward, batch, block, a, columns, x, y, states, slots, plan, table, reach, MOST_PARTS, len(table), **sizes
-    )
+    _launch(_forward, batch, block, a, columns, x, y, states, slots, plan, table, reach, MAX_PARTS, len(table), **sizes)
     return y, states, plan
 
 
-def backward(
+def _launch_backward(
     a: Tensor,
     columns: Tensor,
     pattern: tuple[Tensor, Tensor],
@@ -60,13 +146,13 @@ def backward(
 
 
 def _block(m: int) -> int:
-    """Lanes of a program: a power of two."""
+    """The number of lanes of a program: a power of two."""
     return max(32, 1 << (m - 1).bit_length())
 
 
 def _launch(kernel: Any, batch: int, block: int, *arguments: Any, **sizes: int) -> None:
     with torch.cuda.device_of(arguments[0]):
-        # One stage: loads must not be moved ahead of the stores that they wait for.
+        # One stage: loads must not be moved ahead of the stores on which they depend.
         kernel[(batch,)](*arguments, **sizes, num_warps=min(8, block // 32), num_stages=1)
 
 
@@ -87,7 +173,7 @@ def _product(a, columns, slot, y, lane, live, K: tl.constexpr, ABSOLUTE: tl.cons
 
 @jit
 def _part(a, columns, slots, turn, x, scale, degree, lane, live, K: tl.constexpr, BLOCK: tl.constexpr):
-    """x after one part: Taylor's polynomial by Horner's rule."""
+    """x after one part: the Taylor polynomial by Horner's rule."""
     y = x
     for i in range(0, degree):
         slot = slots + ((turn + i) % 2) * BLOCK
@@ -132,7 +218,7 @@ def _forward(
     n4 = tl.exp(tl.log(tl.cast(tl.max(fourth, axis=0), tl.float32)) / 4.0)
     alpha = tl.minimum(n1, tl.minimum(tl.maximum(n2, n3), tl.maximum(n3, n4))) * 1.00001
 
-    # The sum is nan where any row is; a maximum need not be.
+    # The sum is nan if any row is; a maximum need not be.
     fine = (tl.sum(first, axis=0) < 1e30) & (alpha < reach * most)
     alpha = tl.where(fine, alpha, 0.0)
     parts = tl.cast(alpha / reach, tl.int32) + 1
@@ -194,7 +280,7 @@ def _backward(
         for _ in range(0, part % apart):
             state = _part(a, columns, slots, turn, state, scale, degree, lane, live, K, BLOCK)
             turn += degree
-        # All have read what the part before this one has left.
+        # All lanes have read what the previous part has written.
         tl.debug_barrier()
         y = state
         for i in range(0, degree):

@@ -1,11 +1,11 @@
 import pytest
 import torch
 
-from ncode.closed_forms import _fused_kernels, fused
-from ncode.closed_forms.exponential import linear_flow
+from ncode.closed_forms import _linear_kernels, linear_flow
+from ncode.closed_forms.select import kernels_fit
 from ncode.dynamics import SparseLinear
 
-from . import stand_in
+from . import triton_stand_in
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))
 
@@ -15,10 +15,10 @@ def device(request, monkeypatch):
     """Kernels run by Triton where there is a GPU, and by a stand-in for its language."""
     if request.param == "cuda":
         return "cuda"
-    if _fused_kernels._found:
+    if _linear_kernels._found:
         pytest.skip("Triton is installed: its kernels are not plain functions")
-    monkeypatch.setattr(_fused_kernels, "tl", stand_in)
-    monkeypatch.setattr(_fused_kernels, "_launch", stand_in.launch)
+    monkeypatch.setattr(_linear_kernels, "tl", triton_stand_in)
+    monkeypatch.setattr(_linear_kernels, "_launch", triton_stand_in.launch)
     return "cpu"
 
 
@@ -31,7 +31,7 @@ def problem(m, k, size, device, batch=3, dtype=torch.float64):
 
 
 def both(theta, columns, x0, span):
-    ours = fused.flow(theta, columns, x0, span)
+    ours = _linear_kernels.flow(theta, columns, x0, span)
     theirs = linear_flow(theta, x0, 0.0, span, columns=columns, formulation="matrix").x
     weight = torch.randn_like(ours)
     grads = [torch.autograd.grad((end * weight).sum(), (theta, x0)) for end in (ours, theirs)]
@@ -45,7 +45,7 @@ def test_the_fused_flow_and_its_gradients_are_those_of_the_matrix_exponential(de
 
 
 def test_a_long_flow_keeps_some_states_only_and_computes_the_others_again(device, monkeypatch):
-    monkeypatch.setattr(fused, "KEPT", 2)
+    monkeypatch.setattr(_linear_kernels, "KEPT", 2)
     theta, columns, x0 = problem(6, 2, 0.6, device)
     for ours, theirs in zip(*both(theta, columns, x0, span=10.0), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-9 * float(theirs.detach().abs().max()))
@@ -53,8 +53,8 @@ def test_a_long_flow_keeps_some_states_only_and_computes_the_others_again(device
 
 def test_single_precision_in_gives_single_precision_out_right_to_its_rounding(device):
     theta, columns, x0 = problem(30, 2, 0.2, device, dtype=torch.float32)
-    exact = fused.flow(theta.double(), columns, x0.double(), 10.0)
-    ours = fused.flow(theta, columns, x0, 10.0)
+    exact = _linear_kernels.flow(theta.double(), columns, x0.double(), 10.0)
+    ours = _linear_kernels.flow(theta, columns, x0, 10.0)
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours, exact.float(), rtol=1e-6, atol=1e-6 * float(exact.detach().abs().max()))
 
@@ -63,28 +63,28 @@ def test_single_precision_in_gives_single_precision_out_right_to_its_rounding(de
 def test_a_sample_that_cannot_be_computed_is_nan_and_the_others_are_not(device, bad):
     theta, columns, x0 = problem(7, 2, 0.1, device)
     with torch.no_grad():
-        good = fused.flow(theta, columns, x0, 10.0)
+        good = _linear_kernels.flow(theta, columns, x0, 10.0)
         theta[1, 0, 0] = bad
-        ours = fused.flow(theta, columns, x0, 10.0)
+        ours = _linear_kernels.flow(theta, columns, x0, 10.0)
     assert ours[1].isnan().all()
     assert torch.equal(ours[[0, 2]], good[[0, 2]])
 
 
 def test_a_second_derivative_is_refused_with_a_sentence(device):
     theta, columns, x0 = problem(5, 2, 0.1, device)
-    (slope,) = torch.autograd.grad(fused.flow(theta, columns, x0, 1.0).sum(), theta, create_graph=True)
+    (slope,) = torch.autograd.grad(_linear_kernels.flow(theta, columns, x0, 1.0).sum(), theta, create_graph=True)
     with pytest.raises(ValueError, match="second derivative"):
         slope.sum().backward()
 
 
 def test_the_pattern_by_columns_follows_a_pattern_that_changes():
     columns = torch.tensor([[0, 1], [1, 2], [0, 2]])
-    assert fused.pattern_of(columns).starts.tolist() == [0, 2, 4, 6]
-    assert fused.pattern_of(columns) is fused.pattern_of(columns)
+    assert _linear_kernels.pattern_of(columns).starts.tolist() == [0, 2, 4, 6]
+    assert _linear_kernels.pattern_of(columns) is _linear_kernels.pattern_of(columns)
     columns.copy_(torch.tensor([[0, 1], [0, 1], [0, 1]]))
-    assert fused.pattern_of(columns).starts.tolist() == [0, 3, 6, 6]
+    assert _linear_kernels.pattern_of(columns).starts.tolist() == [0, 3, 6, 6]
 
 
 def test_on_a_cpu_the_kernels_are_not_asked_for():
     columns = SparseLinear(4, 2).columns
-    assert not fused.available(torch.zeros(1, 4, 2), columns)
+    assert not kernels_fit(torch.zeros(1, 4, 2), columns)

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 import ncode
 from ncode import InputError
-from ncode.closed_forms import squaring
-from ncode.closed_forms.action import plan
-from ncode.closed_forms.exponential import linear_flow
+from ncode.closed_forms import linear_flow, taylor
 
 from ..ode.meter import Meter
 from ..ode.systems import DOUBLE, close
@@ -205,7 +203,7 @@ def test_the_action_says_that_it_has_no_second_derivatives():
     values.requires_grad_()
     x = linear_flow(values, x0, 0.0, 1.0, columns=columns, formulation="action").x
     (first,) = torch.autograd.grad(x.sum(), values, create_graph=True)
-    with pytest.raises(InputError, match='only formulation="matrix" has one'):
+    with pytest.raises(InputError, match='use formulation="matrix"'):
         first.sum().backward()
 
 
@@ -257,16 +255,16 @@ def test_a_sample_does_not_depend_on_its_companions(formulation):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_reach_of_the_matrix_is_what_its_degree_allows(dtype):
-    reach = squaring._REACH[dtype]
-    assert squaring.sufficient_degree(reach, dtype) == squaring._DEGREE
-    assert squaring.sufficient_degree(1.01 * reach, dtype) == squaring._DEGREE + 1
+    reach = taylor._MATRIX_REACH[dtype]
+    assert taylor.sufficient_degree(reach, dtype) == taylor._DEGREE
+    assert taylor.sufficient_degree(1.01 * reach, dtype) == taylor._DEGREE + 1
 
 
 def test_parts_and_degree_follow_the_norm_and_the_number_of_saved_times():
-    assert plan(0.0, torch.float32) == (1, 5)
-    assert plan(100.0, torch.float32)[0] == 17
-    assert plan(1.0, torch.float64)[1] > plan(1.0, torch.float32)[1]
-    assert plan(20.0, torch.float32, saved=50)[0] > plan(20.0, torch.float32)[0]
+    assert taylor.plan_action(0.0, torch.float32) == (1, 5)
+    assert taylor.plan_action(100.0, torch.float32)[0] == 17
+    assert taylor.plan_action(1.0, torch.float64)[1] > taylor.plan_action(1.0, torch.float32)[1]
+    assert taylor.plan_action(20.0, torch.float32, saved=50)[0] > taylor.plan_action(20.0, torch.float32)[0]
 
 
 def test_a_bound_lets_the_flow_be_mapped():
@@ -295,7 +293,7 @@ def test_the_action_never_forms_a_matrix():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"theta": torch.zeros(2, 3, 4)}, r"theta must be \(2, 3, 3\), a matrix a sample; given \(2, 3, 4\)"),
+        ({"theta": torch.zeros(2, 3, 4)}, r"theta must be \(2, 3, 3\), one matrix per sample; given \(2, 3, 4\)"),
         ({"theta": torch.zeros(3, 3)}, "theta must be"),
         ({"theta": [[1.0]]}, "theta must be a tensor; given list"),
         ({"theta": torch.zeros(2, 3, 3, dtype=DOUBLE)}, "theta is torch.float64 and x0 torch.float32"),
