@@ -47,7 +47,7 @@ def test_a_solve_may_have_settings_of_its_own():
     block, x = open_loop(), torch.randn(2, 2)
     assert block.solve(x, method="euler", dt=0.1).stats.steps.tolist() == [10, 10]
     assert block.solve(x, rtol=1e-8).stats.steps.min() > block.solve(x).stats.steps.max()
-    assert block.settings.method == "dopri5"
+    assert block.settings.options.method == "dopri5"
 
 
 def test_a_misspelt_setting_gets_the_nearest_right_one():
@@ -91,7 +91,7 @@ def test_a_control_from_outside_takes_the_place_of_the_controllers_own():
 
 def test_a_control_from_outside_that_does_not_fit_is_shown_beside_what_is_wanted():
     block = ncode.NCODE(ncode.dynamics.Linear(2))
-    with pytest.raises(ncode.InputError, match=r"want 'weight' \(3, 2, 2\)\n  given             'weight' \(3, 2\)"):
+    with pytest.raises(ncode.InputError, match=r"take   'weight' \(3, 2, 2\)\n  given               'weight' \(3, 2\)"):
         block.solve(torch.ones(3, 2), theta=torch.ones(3, 2))
     with pytest.raises(ncode.InputError, match="'wieght'"):
         block.solve(torch.ones(3, 2), theta={"wieght": torch.ones(3, 2, 2)})
@@ -102,8 +102,8 @@ def test_a_control_from_outside_that_does_not_fit_is_shown_beside_what_is_wanted
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.ones(4, 3), r"wants a state of shape \(2,\) a sample; given x of shape \(4, 3\)"),
-        (torch.ones(4), r"that is \(\) a sample"),
+        (torch.ones(4, 3), r"expects a state of shape \(2,\) per sample; given x of shape \(4, 3\)"),
+        (torch.ones(4), r"that is \(\) per sample"),
         (torch.ones(4, 2, dtype=torch.int64), r"use x0\.float\(\)"),
         (torch.ones(4, 2, dtype=torch.float64), r"the block is torch\.float32 and x torch\.float64"),
         ([1.0, 2.0], "must be a tensor"),
@@ -117,12 +117,12 @@ def test_an_input_that_does_not_fit_gets_a_sentence(x, message):
 
 def test_what_augmentation_made_of_the_input_is_shown_too():
     block = ncode.NCODE(ncode.dynamics.Augmented(ncode.dynamics.MLP(5), zeros=2))
-    with pytest.raises(ncode.InputError, match=r"that is \(2,\) a sample, which became \(4,\)"):
+    with pytest.raises(ncode.InputError, match=r"that is \(2,\) per sample, which became \(4,\)"):
         block(torch.ones(1, 2))
 
 
 def test_a_context_must_have_an_entry_a_sample():
-    with pytest.raises(ncode.InputError, match=r"one entry a sample of x; given \(3, 2\)"):
+    with pytest.raises(ncode.InputError, match=r"one entry per sample; given \(3, 2\)"):
         open_loop()(torch.ones(4, 2), context=torch.ones(3, 2))
 
 
@@ -151,7 +151,7 @@ def test_no_samples_make_no_trouble():
 def test_a_printed_block_says_what_it_is():
     shown = str(open_loop(t1=2.0, gradient="adjoint"))
     assert "dx/dt = MLP(t, x, theta), theta = gamma(x0)" in shown
-    assert "theta: 'weight 1' (16, 2), 'bias 1' (16,), 'weight 2' (2, 16), 'bias 2' (2,)" in shown
+    assert "theta: 'weight_1' (16, 2), 'bias_1' (16,), 'weight_2' (2, 16), 'bias_2' (2,)" in shown
     assert "t from 0.0 to 2.0, method='dopri5', gradient='adjoint'" in shown
     assert "by the matrix exponential" in str(ncode.NCODE(ncode.dynamics.Linear(2)))
     assert "dx/dt = MLP(t, x)\n" in str(ncode.NCODE(ncode.dynamics.MLP(2, controlled=())))

@@ -1,12 +1,13 @@
 import json
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 import ncode
-from ncode.block.registry import from_data, to_data
+from ncode.block.saving import from_data, to_data
 
 pytest.importorskip("safetensors")
 
@@ -25,13 +26,13 @@ def image_gamma():
 
 def parts():
     return ncode.control.Parts(
-        {"context": ncode.DataControl(), ("weight 1", "bias 1"): ncode.OpenLoop(nn.Linear(2, 4))}, rest=ncode.Static()
+        {"context": ncode.DataControl(), ("weight_1", "bias_1"): ncode.OpenLoop(nn.Linear(2, 4))}, rest=ncode.Static()
     )
 
 
 BLOCKS = {
     "NODE": lambda: ncode.NCODE(ncode.dynamics.MLP(2, hidden=(4, 5), time=True), rtol=1e-5),
-    "PID": lambda: ncode.NCODE(ncode.dynamics.MLP(2), pid=ncode.PID(p=0.2)),
+    "PID": lambda: ncode.NCODE(ncode.dynamics.MLP(2), step_rule=ncode.PID(p=0.2)),
     "second order": lambda: ncode.NCODE(ncode.dynamics.SecondOrder(ncode.dynamics.MLP(4, out=2), nn.Linear(2, 2))),
     "sparse": lambda: ncode.NCODE(ncode.dynamics.SparseLinear(2, 1, seed=3), ncode.OpenLoop(nn.Linear(2, 4)), t1=10.0),
     "closed loop": lambda: ncode.NCODE(
@@ -56,7 +57,7 @@ def test_a_folder_holds_a_whole_block(name, tmp_path):
 
 
 def test_a_folder_holds_a_block_of_images_with_its_statistics(tmp_path):
-    f = ncode.dynamics.Augmented(ncode.dynamics.ConvBlock(5, filters=4, controlled=("3x3",)), zeros=2)
+    f = ncode.dynamics.Augmented(ncode.dynamics.ConvBlock(5, filters=4, controlled=("conv_3x3",)), zeros=2)
     block, x = ncode.NCODE(f, ncode.OpenLoop(image_gamma())), torch.randn(3, 3, 8, 8)
     block(x)  # moves the statistics of the batch norm
     block.save_pretrained(tmp_path)
@@ -104,22 +105,94 @@ def swirl(t, x, theta):
     return theta["w"] * x.flip(1)
 
 
-def test_what_is_not_known_must_be_registered_first(tmp_path, monkeypatch):
-    from ncode.block import registry
+@pytest.fixture
+def registered(monkeypatch):
+    """A registry of its own for a test."""
+    from ncode.block import saving
 
-    monkeypatch.setattr(registry, "_known", dict(registry._known))
-    f = ncode.dynamics.Function(swirl, {"w": (2,)})
-    block = ncode.NCODE(f, ncode.OpenLoop(Trunk(4)))
-    with pytest.raises(ncode.InputError, match=r"swirl is not known.*@ncode\.register"):
+    monkeypatch.setattr(saving, "_registered", dict(saving._registered))
+    return saving._registered
+
+
+def own_block():
+    return ncode.NCODE(ncode.dynamics.Function(swirl, {"w": (2,)}), ncode.OpenLoop(Trunk(4)))
+
+
+def test_classes_and_functions_of_a_module_are_named_by_their_import_path(tmp_path):
+    block, x = own_block(), torch.randn(3, 2)
+    block.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["dynamics"]["f"] == {"class": f"{__name__}:swirl"}
+    assert config["controller"]["trunk"] == {"class": f"{__name__}:Trunk", "width": 4}
+    again = ncode.NCODE.from_pretrained(tmp_path, allow_imports=[__name__])
+    assert torch.equal(again(x), block(x))
+
+
+@pytest.mark.parametrize("allowed", [[], ["os"], [__name__[:-1]]])
+def test_nothing_is_imported_from_a_package_that_is_not_allowed(allowed, tmp_path):
+    own_block().save_pretrained(tmp_path)
+    with pytest.raises(ncode.InputError, match=r"pass allow_imports=\["):
+        ncode.NCODE.from_pretrained(tmp_path, allow_imports=allowed)
+
+
+def test_a_file_can_name_neither_a_class_that_is_no_module_nor_what_does_not_exist():
+    for name in ("subprocess:Popen", "os:system", "os.path:sep", "math:nothing"):
+        with pytest.raises(ncode.InputError, match="neither a torch module class nor a function"):
+            from_data({"class": name}, allow_imports=[name.partition(":")[0]])
+    with pytest.raises(ncode.InputError, match="cannot be imported"):
+        from_data({"class": "no_such_package:Trunk"}, allow_imports=["no_such_package"])
+
+
+def test_a_module_that_is_not_loaded_yet_is_imported_if_allowed(tmp_path, monkeypatch):
+    (tmp_path / "somebodys_nets.py").write_text(
+        "import torch\n\nclass Twice(torch.nn.Module):\n    def forward(self, x):\n        return 2 * x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    data = {"class": "somebodys_nets:Twice"}
+    with pytest.raises(ncode.InputError, match=r'allow_imports=\["somebodys_nets"\]'):
+        from_data(data)
+    assert "somebodys_nets" not in sys.modules
+    assert from_data(data, allow_imports=["somebodys_nets"])(1.0) == 2.0
+
+
+def test_what_cannot_be_imported_must_be_registered_first(tmp_path, registered):
+    class Local(Trunk):
+        pass
+
+    def turn(t, x, theta):
+        return swirl(t, x, theta)
+
+    block = ncode.NCODE(ncode.dynamics.Function(turn, {"w": (2,)}), ncode.OpenLoop(Local(4)))
+    with pytest.raises(ncode.InputError, match=r"turn is not known.*@ncode\.register"):
         block.save_pretrained(tmp_path)
-    ncode.register(swirl)
-    with pytest.raises(ncode.InputError, match="Trunk is not known"):
+    ncode.register(turn)
+    with pytest.raises(ncode.InputError, match="Local is not known"):
         block.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
-    ncode.register(Trunk)
+    ncode.register(Local)
     block.save_pretrained(tmp_path)
     x = torch.randn(3, 2)
     assert torch.equal(ncode.NCODE.from_pretrained(tmp_path)(x), block(x))
+
+
+def test_a_registered_name_takes_precedence_over_the_import_path(tmp_path, registered):
+    ncode.register(swirl)
+    ncode.register(Trunk, name="my trunk")
+    block, x = own_block(), torch.randn(3, 2)
+    block.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["controller"]["trunk"]["class"] == "my trunk"
+    assert torch.equal(ncode.NCODE.from_pretrained(tmp_path)(x), block(x))
+
+
+def test_a_model_that_the_first_version_wrote_still_loads():
+    """Its controls are called "weight 1" and its rule for step sizes "pid"."""
+    block = ncode.NCODE.from_pretrained(Path(__file__).parent / "old_model")
+    assert block.settings.options.step_rule == ncode.PID(p=0.2)
+    assert block.settings.options.dt == 0.5
+    expected = [[-0.1769518256187439, -2.3224050998687744], [0.9618751406669617, 0.11798840016126633]]
+    y = block(torch.tensor([[0.5, -1.0], [2.0, 0.25]]))
+    torch.testing.assert_close(y, torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
 
 def test_a_lambda_has_no_name_to_be_known_by():
@@ -229,5 +302,5 @@ def test_other_modules_can_be_saved_as_well(tmp_path):
     ncode.block.save_pretrained(net, tmp_path)
     x = torch.randn(3, 2)
     assert torch.equal(ncode.block.from_pretrained(tmp_path)(x), net(x))
-    with pytest.raises(ncode.InputError, match="holds a Sequential, and not a block"):
+    with pytest.raises(ncode.InputError, match="holds a Sequential, not a block"):
         ncode.NCODE.from_pretrained(tmp_path)

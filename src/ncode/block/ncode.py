@@ -3,66 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from .._types import Theta
+from ..closed_forms.select import ClosedForm, PlasticForm, can_solve
 from ..control import Controller, State, Static
-from ..control.base import Theta
-from ..costs import Regulariser, System, total
-from ..dynamics import Dynamics, usual
-from ..ode import PID, InputError, Solution, solve
-from ..ode.field import Cost
+from ..control.base import expand_shared
+from ..costs import CostLike, System, total
+from ..dynamics import Dynamics
+from ..dynamics.weights import default_initial
+from ..errors import InputError
+from ..ode import PID, Solution, Tableau, solve
+from ..ode.options import SolveOptions
 from ..ode.problem import check_state
-from .describe import describe
-from .episode import Episode
-from .family import FAMILY, Member
-from .fit import (
-    as_times,
+from .checks import (
     check_context,
-    check_control_fits,
-    check_given,
+    check_control,
+    check_given_control,
     check_precision,
     check_state_shape,
     check_stimuli,
+    check_times,
 )
-from .outcome import named, reached_solution
-from .pretrained import from_pretrained, save_pretrained
-from .registry import register
-from .request import Request
-from .settings import Settings
-from .shortcuts import Reached, plastic_way, shortcut
-from .tracing import check_export, traceable
-from .wiring import Once, Velocity, carry, cast, control, feedback, speed, spread, velocity
+from .family import FAMILY, Family
+from .saving import from_pretrained, save_pretrained
+from .settings import Settings, describe
+from .wiring import (
+    CachedVelocity,
+    Episode,
+    Request,
+    carried_theta,
+    closed_form_solution,
+    control_function,
+    speed_function,
+    undo_autocast,
+    velocity_function,
+    with_named_control,
+)
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 class NCODE(nn.Module):
-    """A neurally controlled ODE: dx/dt = f(t, x, theta), with theta set, and maybe driven, by a controller.
+    """A neurally controlled ODE: dx/dt = f(t, x, theta), with theta set, and possibly driven, by a controller.
 
-    A module like any other: `block(x)` is x at t1, and gradients reach all parameters and x. `block.solve(x)` tells
-    more: the trajectory, the control, a running cost, how many evaluations it took.
+    A module like any other: `block(x)` is x at t1, and gradients reach x and all parameters. `block.solve(x)` returns
+    more: the trajectory, the control, a running cost, and the number of evaluations.
 
     Args:
-        dynamics: f, of `ncode.dynamics`; `ncode.dynamics.Function` makes one of any function.
-        controller: Who sets theta, of `ncode.control`. `Static()`, a plain NODE, unless told.
+        dynamics: f, of `ncode.dynamics`; `ncode.dynamics.Function` wraps any function.
+        controller: What sets theta, of `ncode.control`. Default: `Static()`, a plain NODE.
         t0, t1: The interval.
-        method, rtol, atol, dt, step, gradient, compile, max_steps, checkpoint_every, pid: As for `ncode.solve`.
-        exact: Use closed forms where there are: linear dynamics under a control that stands still are solved by the
-            matrix exponential, unless a step size dt is given. False: always the solver.
+        method, rtol, atol, dt, step, gradient, compile, max_steps, checkpoint_every, step_rule: As for `ncode.solve`.
+        exact: Whether closed forms replace the solver where they apply: linear dynamics under a constant control are
+            solved by the matrix exponential, unless a step size dt is given.
 
-    Every model of the paper, and those it compares with, is a choice of both: see `NCODE.family()`.
+    Every model of the paper, and those it is compared with, is a choice of both: see `NCODE.family()`.
 
     >>> import torch, ncode
-    >>> f = ncode.dynamics.MLP(2, hidden=16)  # f.control_shapes says what it wants to be given
+    >>> f = ncode.dynamics.MLP(2, hidden=16)  # f.control_shapes: the control that it takes
     >>> trunk = torch.nn.Sequential(torch.nn.Linear(2, 32), torch.nn.Tanh())
     >>> block = ncode.NCODE(f, ncode.OpenLoop(trunk))
     >>> x = torch.randn(5, 2)
     >>> block(x).shape
     torch.Size([5, 2])
     >>> sol = block.solve(x, save_at=torch.linspace(0, 1, 11))
-    >>> sol.xs.shape, sol.theta["weight 1"].shape
+    >>> sol.xs.shape, sol.theta["weight_1"].shape
     (torch.Size([5, 11, 2]), torch.Size([5, 16, 2]))
     """
 
@@ -73,16 +85,16 @@ class NCODE(nn.Module):
         t0: float = 0.0,
         t1: float = 1.0,
         *,
-        method: str = "dopri5",
+        method: str | Tableau = "dopri5",
         rtol: float = 1e-3,
         atol: float = 1e-6,
         dt: float | None = None,
         step: str = "sample",
         gradient: str = "discrete",
-        compile: bool = False,
+        compile: Any = False,
         max_steps: int = 10_000,
         checkpoint_every: int = 1,
-        pid: PID | None = None,
+        step_rule: PID | None = None,
         exact: bool = True,
     ):
         super().__init__()
@@ -94,32 +106,42 @@ class NCODE(nn.Module):
         controller = Static() if controller is None else controller
         if not isinstance(controller, Controller):
             raise InputError(
-                f"controller must be one of ncode.control; given {type(controller).__name__}: a trunk goes into"
+                f"controller must be one of ncode.control; given {type(controller).__name__}: wrap a trunk with"
                 " ncode.OpenLoop(trunk)"
             )
         self.dynamics, self.controller = dynamics, controller
-        self.settings = Settings(
-            *(t0, t1, method, rtol, atol, dt, step, gradient, compile),
-            *(max_steps, checkpoint_every, pid, exact),
+        options = SolveOptions(
+            method=method,
+            rtol=rtol,
+            atol=atol,
+            dt=dt,
+            step=step,
+            gradient=gradient,
+            compile=compile,
+            max_steps=max_steps,
+            checkpoint_every=checkpoint_every,
+            step_rule=step_rule,
         )
+        self.settings = Settings(t0, t1, exact, options)
         shapes = dynamics.control_shapes
-        controller.bind(shapes, usual(shapes))
+        controller.bind(shapes, default_initial(shapes))
 
     def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
         """The state at t1.
 
         Args:
-            x: What the dynamics start from, (batch, ...).
-            context: What the controller is shown, where it is not x: an image, and x the start of a latent flow.
+            x: The input of the dynamics, (batch, ...).
+            context: The input of the controller, if it is not x: for example an image, with x the start of a latent
+                flow.
         """
-        return self._answer(self._request(x, context, None, self.settings, whole=False)).x
+        return self._solve(self._request(x, context, None, self.settings, only_x=True)).x
 
     def trajectory(self, x: Tensor, ts: Tensor, context: Tensor | None = None) -> Tensor:
-        """The state at times ts, shared (T,) or a sample's own (batch, T): (batch, T, ...).
+        """The state at times ts, shared (T,) or per sample (batch, T): (batch, T, ...).
 
         It is solved from t0 to the last of them.
         """
-        times = as_times(ts, x)
+        times = check_times(ts, x)
         if times.dim() == 0 or times.shape[-1] == 0:
             raise InputError(f"ts must hold at least one time, (T,) or (batch, T); given {tuple(times.shape)}")
         solution = self.solve(x, context=context, save_at=times, t1=times[..., -1])
@@ -132,30 +154,30 @@ class NCODE(nn.Module):
         *,
         context: Tensor | None = None,
         theta: Theta | Tensor | None = None,
-        cost: Cost | Regulariser | Sequence[Cost | Regulariser] | None = None,
+        cost: CostLike | None = None,
         save_at: Tensor | None = None,
         dense: bool = False,
         throw: bool = True,
         **changes: Any,
     ) -> Solution:
-        """Solve, and tell all about it.
+        """Solve, and return the whole solution.
 
         Args:
-            x: What the dynamics start from, (batch, ...).
-            context: What the controller is shown, where it is not x.
-            theta: A control to start from in place of the controller's own: a dict by name, or a tensor where there
-                is one control only. `sol.theta` of one solve carries over to the next.
+            x: The input of the dynamics, (batch, ...).
+            context: The input of the controller, if it is not x.
+            theta: A control to start from in place of the controller's own: a dict by name, or a tensor if there is
+                one control. `sol.theta` of one solve can be passed to the next.
             cost: A running cost l(t, x, theta), theta a dict by name; a regulariser of `ncode.costs`; or a list of
-                those, to be added.
+                these, to be added.
             save_at, dense, throw: As for `ncode.solve`.
-            changes: Other settings for this solve alone: t1=2.0, rtol=1e-6, gradient="adjoint", ...
+            changes: Other settings for this solve: t1=2.0, rtol=1e-6, gradient="adjoint", ...
 
         Returns:
             The solution; `sol.theta` and `sol.thetas` are dicts by name of the control.
         """
         settings = self.settings.changed(changes)
-        saved = None if save_at is None else as_times(save_at, x)
-        return self._answer(
+        saved = None if save_at is None else check_times(save_at, x)
+        return self._solve(
             self._request(x, context, theta, settings, cost=cost, save_at=saved, dense=dense, throw=throw)
         )
 
@@ -167,22 +189,22 @@ class NCODE(nn.Module):
         theta: Theta | Tensor | None = None,
         **changes: Any,
     ) -> Episode:
-        """Present stimuli one after another: x starts from each and runs from t0 to t1, and theta is carried on.
+        """Present stimuli one after another: x starts from each and evolves from t0 to t1, and theta is carried on.
 
         For controls that are driven. Hebbian control of `Recurrent` or `Linear`, with a fixed step size dt, is never
-        formed here: memory grows with the number of evaluations times n, and not with n^2 a sample.
+        formed here: memory grows with the number of evaluations times n, not with n^2 per sample.
 
         Args:
-            stimuli: Where x starts in each presentation, (batch, P, ...).
-            context: What the controller is shown at first, where it is not the first stimulus.
+            stimuli: The initial x of each presentation, (batch, P, ...).
+            context: The input of the controller at first, if it is not the first stimulus.
             theta: A control to start from in place of the controller's own.
-            changes: Other settings for this episode alone.
+            changes: Other settings for this episode.
 
         >>> import torch, ncode
         >>> block = ncode.NCODE(ncode.dynamics.Recurrent(8), ncode.Hebbian(), t1=0.5, method="rk4", dt=0.25)
         >>> patterns = torch.randn(2, 3, 8).sign()
-        >>> shown = block.episode(patterns)
-        >>> shown.x.shape, shown.xs.shape, shown.theta()["weight"].shape
+        >>> result = block.episode(patterns)
+        >>> result.x.shape, result.xs.shape, result.theta()["weight"].shape
         (torch.Size([2, 8]), torch.Size([2, 3, 8]), torch.Size([2, 8, 8]))
         """
         settings = self.settings.changed(changes)
@@ -193,9 +215,10 @@ class NCODE(nn.Module):
                 "an episode carries the control from one presentation to the next, and"
                 f" {type(self.controller).__name__} does not drive it: use ClosedLoop or Hebbian"
             )
-        way = plastic_way(self.dynamics, self.controller, first)
-        if way is not None:
-            return way(torch.stack([self.dynamics.lift(x) for x in stimuli.unbind(1)], 1))
+        form = self._closed_form(first)
+        if isinstance(form, PlasticForm):
+            result = form.episode(torch.stack([self.dynamics.lift(x) for x in stimuli.unbind(1)], 1))
+            return Episode(result.x, result.xs, lambda: {form.product.control: result.trace.theta()})
         ends: list[Tensor] = []
         control: dict[str, Tensor] = dict(first.state.driven)
         for number, x in enumerate(stimuli.unbind(1)):
@@ -205,33 +228,33 @@ class NCODE(nn.Module):
         return Episode(ends[-1], torch.stack(ends, 1), lambda: control)
 
     @staticmethod
-    def family() -> dict[str, Member]:
-        """The models of the paper, and those it compares with, as one table of choices.
+    def family() -> Family:
+        """The models of the paper, and those it is compared with, as a dict by name that prints as a table.
 
-        Each is a dynamics and a controller; `check_choice(dim)` gives both for x (batch, dim).
+        Each is a dynamics and a controller; `choose(dim)` gives both for x (batch, dim).
 
         >>> import torch, ncode
-        >>> for name, member in ncode.NCODE.family().items():
-        ...     print(f"{name:21} {member.controller:32} {member.dynamics}")
-        NODE                  Static()                         MLP(dim)
-        ANODE                 Static()                         Augmented(MLP(dim + 5), zeros=5)
-        data-controlled NODE  DataControl()                    MLP(dim, controlled=(), context=dim)
-        ANODEV2               ClosedLoop(Drift(q))             MLP(dim)
-        depth-varying NODE    TimeVarying("fourier", terms=5)  MLP(dim)
-        second-order NODE     Static()                         SecondOrder(MLP(2 * dim, out=dim), velocity="zero")
-        open-loop N-CODE      OpenLoop(trunk)                  MLP(dim)
-        closed-loop N-CODE    ClosedLoop(Feedback(trunk))      MLP(dim)
-        plastic N-CODE        Hebbian()                        Recurrent(dim)
+        >>> ncode.NCODE.family()
+        NODE                  Static()                         MLP(dim) ...
+        ANODE                 Static()                         Augmented(MLP(dim + 5), zeros=5) ...
+        data-controlled NODE  DataControl()                    MLP(dim, controlled=(), context=dim) ...
+        ANODEV2               ClosedLoop(Drift(q))             MLP(dim) ...
+        depth-varying NODE    TimeVarying("fourier", terms=5)  MLP(dim) ...
+        second-order NODE     Static()                         SecondOrder(MLP(2 * dim, out=dim), velocity="zero") ...
+        open-loop N-CODE      OpenLoop(trunk)                  MLP(dim) ...
+        closed-loop N-CODE    ClosedLoop(Feedback(trunk))      MLP(dim) ...
+        plastic N-CODE        Hebbian()                        Recurrent(dim) ...
         >>> block = ncode.NCODE(*ncode.NCODE.family()["open-loop N-CODE"].choose(2), t1=2.0)
         >>> block(torch.zeros(3, 2)).shape
         torch.Size([3, 2])
         """
-        return dict(FAMILY)
+        return Family(FAMILY)
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the block into a folder: config.json says what to build, model.safetensors holds the weights.
 
-        Needs the package safetensors. Modules and functions of your own must be known by name: see `ncode.register`.
+        Needs the package safetensors. Classes and functions of your own are named by their import path, or as given to
+        `ncode.register`.
 
         >>> import tempfile, torch, ncode
         >>> block = ncode.NCODE(ncode.dynamics.MLP(2), ncode.OpenLoop(torch.nn.Linear(2, 8)))
@@ -244,29 +267,35 @@ class NCODE(nn.Module):
         save_pretrained(self, folder)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path, revision: str | None = None) -> NCODE:
-        """The block that was written into a folder, in evaluation mode.
+    def from_pretrained(
+        cls, folder: str | Path, revision: str | None = None, allow_imports: Sequence[str] = ()
+    ) -> NCODE:
+        """Load a block from a folder, or from a repository of the Hugging Face hub; in evaluation mode.
 
-        What is no folder here is taken for a repository of the Hugging Face hub (and needs the package
-        huggingface_hub).
+        Args:
+            folder: A folder written by `save_pretrained`, or the name of a repository, "user/name", which needs the
+                package huggingface_hub.
+            revision: The revision of a repository.
+            allow_imports: Packages that the file may import classes and functions from, such as ["mypackage"].
+                Importing a package runs its code: allow only what you trust.
         """
-        block = from_pretrained(folder, revision)
+        block = from_pretrained(folder, revision, allow_imports)
         if not isinstance(block, cls):
-            raise InputError(f"{folder} holds a {type(block).__name__}, and not a block")
+            raise InputError(f"{folder} holds a {type(block).__name__}, not a block")
         return block
 
     def config(self) -> dict[str, Any]:
         """The arguments that build this block again."""
-        return {"dynamics": self.dynamics, "controller": self.controller, **self.settings.all()}
+        return {"dynamics": self.dynamics, "controller": self.controller, **self.settings.as_dict()}
 
     def extra_repr(self) -> str:
-        """The equations, the interval and how it is solved, as they show in `print(block)`."""
+        """The equations, the interval and how it is solved, for `print(block)`."""
         return describe(self.dynamics, self.controller, self.settings)
 
     def _request(
         self, x: Tensor, context: Tensor | None, theta: Theta | Tensor | None, settings: Settings, **more: Any
     ) -> Request:
-        """Check what is given, and set the state and the control at t0."""
+        """Check the input, and set the state and the control at t0."""
         check_state(x)
         check_precision(self, x)
         x0 = self.dynamics.lift(x)
@@ -275,50 +304,68 @@ class NCODE(nn.Module):
         if theta is None:
             state = self.controller.start(x if context is None else check_context(context, x))
         else:
-            state = self.controller.given(check_given(theta, shapes, batch))
-        state = State(*({name: cast(value, x0) for name, value in part.items()} for part in state))
-        check_control_fits(self.controller.control(x0.new_zeros(batch), state), shapes, batch)
+            state = self.controller.start_from(check_given_control(theta, shapes, batch))
+        state = State(*({name: undo_autocast(value, x0) for name, value in part.items()} for part in state))
+        check_control(self.controller.control(x0.new_zeros(batch), state), shapes, batch)
         return Request(x0, state, theta is not None, settings, **more)
 
-    def _answer(self, request: Request) -> Solution:
-        return traceable(self._solve)(request)
-
     def _solve(self, request: Request) -> Solution:
-        """By a shortcut where there is one, by the solver otherwise."""
-        check_export(request.settings)
-        way = shortcut(self.dynamics, self.controller, request)
-        return self._integrate(request) if way is None else self._follow(way, request)
+        return _untraced(self._solve_request)(request)
 
-    def _follow(self, way: Callable[[], Reached], request: Request) -> Solution:
-        """By a shortcut."""
-        reached = way()
-        theta = spread(reached.theta(), self.dynamics.control_shapes, request.batch) if request.whole else {}
-        return reached_solution(reached, theta, request)
+    def _solve_request(self, request: Request) -> Solution:
+        """Solve by a closed form if there is one, otherwise by the solver."""
+        request.settings.check_export()
+        form = self._closed_form(request)
+        if form is None:
+            return self._integrate(request)
+        batch = len(request.x0)
+        control = self.controller.control(request.x0.new_zeros(batch), request.state)
+        result = form.solve(request.x0, control, request.save_at)
+        theta = {} if request.only_x else expand_shared(result.theta(), self.dynamics.control_shapes, batch)
+        return closed_form_solution(result, theta, request)
+
+    def _closed_form(self, request: Request) -> ClosedForm | None:
+        """The closed form that gives what is requested, or None."""
+        form = request.settings.closed_form(self.dynamics, self.controller)
+        if form is None or not can_solve(form, request.x0, request.cost, request.save_at, request.dense):
+            return None
+        if isinstance(form, PlasticForm) and request.given:
+            return replace(form, rule=replace(form.rule, theta_0=request.state.driven[form.rule.control]))
+        return form
 
     def _integrate(self, request: Request) -> Solution:
-        """By the solver."""
-        x0, state, settings, cost = request.x0, request.state, request.settings, request.cost
-        carried, state_of = carry(state)
-        f: Velocity = velocity(self.dynamics, self.controller, state_of)
-        theta_at = control(self.dynamics, self.controller, state_of)
-        if cost is not None:
-            # A compiler sees for itself that the solver and the cost ask for the same.
-            f = f if settings.compile else Once(f, self.dynamics, self.controller)
-            cost = total(cost, System(f, theta_at, speed(self.controller, state_of)), x0)
+        """Solve by `ncode.solve`."""
+        dynamics, controller, x0, settings = self.dynamics, self.controller, request.x0, request.settings
+        theta, state_of = carried_theta(request.state)
+        f = velocity_function(dynamics, controller, state_of)
+        control = control_function(dynamics, controller, state_of)
+        cost = None
+        if request.cost is not None:
+            # A compiler merges the evaluations of the solver and of the cost by itself.
+            f = f if settings.options.compile else CachedVelocity(f, dynamics, controller)
+            cost = total(request.cost, System(f, control, speed_function(controller, state_of)), x0)
+        arguments = settings.options.as_dict()
+        arguments["pid"] = arguments.pop("step_rule")  # until `solve` takes step_rule
         solution = solve(
             f,
             x0,
             settings.t0,
             settings.t1,
-            theta=carried,
-            feedback=feedback(self.controller, state_of) if state.driven else None,
+            theta=theta,
+            feedback=speed_function(controller, state_of, driven_only=True) if request.state.driven else None,
             cost=cost,
             save_at=request.save_at,
             dense=request.dense,
             throw=request.throw,
-            **settings.solver(),
+            **arguments,
         )
-        return named(solution, theta_at, self.controller.motion, request) if request.whole else solution
+        if request.only_x:
+            return solution
+        return with_named_control(solution, control, controller.motion, request)
 
 
-register(NCODE, name="ncode.NCODE")
+def _untraced(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keep torch.compile out of a solve, whose operations depend on values. torch.export traces it."""
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        return cast(Callable[_P, _R], torch.compiler.disable(function))
+    return function
