@@ -48,7 +48,7 @@ def train(model: AutoNCODE, images: Tensor, steps: int) -> None:
     optimiser = torch.optim.Adam(model.parameters(), lr=2e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, steps)
     for _ in range(steps):
-        loss = model.judge(images[torch.randint(len(images), (128,))]).loss
+        loss = model.training_loss(images[torch.randint(len(images), (128,))]).loss
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
@@ -58,7 +58,7 @@ def train(model: AutoNCODE, images: Tensor, steps: int) -> None:
 @torch.no_grad()
 def draw(model: AutoNCODE, images: Tensor, components: int) -> Figure:
     """Orbits, the images that drive them, and samples."""
-    orbits = model.orbit(images[:SHOWN], torch.linspace(0, 10, 11))
+    orbits = model.trajectory(images[:SHOWN], torch.linspace(0, 10, 11))
     rows = model.decode(orbits.flatten(0, 1)).unflatten(0, orbits.shape[:2])
     codes = model.encode(images)
     mean, deviation = codes.mean(0), codes.std(0)

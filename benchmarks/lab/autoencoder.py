@@ -24,7 +24,7 @@ from ncode_lab.training.devices import start_fabric
 from ncode_lab.training.engine import Engine
 from torch import Tensor
 
-from ncode.models.auto_ncode import AutoNCODE
+from ncode.models import AutoNCODE
 
 from .record import keep
 from .stopwatch import Stopwatch

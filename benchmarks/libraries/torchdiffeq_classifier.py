@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torchdiffeq import odeint, odeint_adjoint
 
 import ncode
-from ncode.models.classifier import Classifier
+from ncode.models import Classifier
 
-KERNELS = ("1x1 in", "3x3", "1x1 out")
+KERNELS = ("conv_in", "conv_3x3", "conv_out")
 Field = Callable[[Any, Tensor, Sequence[Tensor]], Tensor]
 
 
@@ -38,7 +38,7 @@ class ClassifierByTorchdiffeq(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         block = self.classifier.block
-        x = self.classifier.scaled(images)
+        x = self.classifier.normalise(images)
         theta = block.controller.start(x).fixed
         x0, kernels = block.dynamics.lift(x), tuple(theta[name] for name in KERNELS)
         span = torch.tensor([0.0, 1.0], device=x0.device)
@@ -67,4 +67,4 @@ class ClassifierByTorchdiffeq(nn.Module):
         assert isinstance(augmented, ncode.dynamics.Augmented)
         block = augmented.dynamics
         assert isinstance(block, ncode.dynamics.ConvBlock)
-        return [block.weights.learned[f"{name} bias"] for name in KERNELS]
+        return [block.weights.learned[f"{name}_bias"] for name in KERNELS]

@@ -30,7 +30,7 @@ from ncode_lab.models.classifier_family import Design, Solver, build_classifier
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncode.models.classifier import Answer, Classifier
+from ncode.models import Classifier, ClassifierOutput
 
 from ..contest import Aim, Contest, Entry, Nfe, Outcome, Runner, Settings, synchronise
 from ..libraries.ours import ROWS
@@ -76,7 +76,7 @@ class Problem:
             found = build_classifier("ncode", (3, self.side, self.side), design=design)
         assert isinstance(found, Classifier)
         # Uniform noise has mean 1/2 and variance 1/12.
-        return found.scale_by(torch.full((3,), 0.5), torch.full((3,), 12**-0.5)).to(self.device)
+        return found.set_normalisation(torch.full((3,), 0.5), torch.full((3,), 12**-0.5)).to(self.device)
 
 
 def contest(settings: Settings) -> Contest:
@@ -136,7 +136,7 @@ def _ours(problem: Problem, settings: Settings) -> list[Entry]:
         model = problem.classifier(**how)
 
         def say(images: Tensor) -> tuple[Tensor, Callable[[], Nfe]]:
-            answer = model.answer(images)
+            answer = model.classify(images)
             return answer.logits, functools.partial(_count, answer)
 
         return model, say
@@ -148,7 +148,7 @@ def _ours(problem: Problem, settings: Settings) -> list[Entry]:
     ]
 
 
-def _count(answer: Answer) -> Nfe:
+def _count(answer: ClassifierOutput) -> Nfe:
     forward = answer.nfe.double()
     return Nfe(float(forward.mean()), float(forward.max()), float(answer.nfe_backward.double().mean()))
 

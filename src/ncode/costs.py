@@ -1,7 +1,7 @@
-"""Regularisers as running costs: what a trajectory is charged for on its way.
+"""Regularisers: running costs of a trajectory.
 
-Each is given to `NCODE.solve(x, cost=...)`, alone or in a list, and its integral over [t0, t1] is `sol.cost`. With
-`ncode.solve` itself, `regulariser.on(System(f), x0)` makes the running cost l(t, x, theta).
+Pass one to `NCODE.solve(x, cost=...)`, or several in a list; the integral over [t0, t1] is `sol.cost`. For
+`ncode.solve`, `regulariser.on(System(f), x0)` is the running cost l(t, x, theta).
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .checks import check_choice, check_number
+from .checks import check_choice, check_count, check_number
 from .errors import InputError
 from .ode.field import Cost, Dynamics
 
 __all__ = ["ControlNorm", "ControlSpeed", "JacobianNorm", "KineticEnergy", "Regulariser", "System", "total"]
 
 
-def _itself(t: Tensor, theta: Any) -> Mapping[str, Tensor]:
+def _theta_by_name(t: Tensor, theta: Any) -> Mapping[str, Tensor]:
     return theta if isinstance(theta, Mapping) else {} if theta is None else {"theta": theta}
 
 
-def _at_rest(t: Tensor, x: Tensor, theta: Any) -> Mapping[str, Tensor]:
+def _no_speed(t: Tensor, x: Tensor, theta: Any) -> Mapping[str, Tensor]:
     return {}
 
 
 @dataclass(frozen=True)
 class System:
-    """What a regulariser may look at: functions of the time, the state and whatever the solver carries as theta.
+    """What a regulariser can use: functions of the time, the state and the theta of the solver.
 
     >>> import torch, ncode
     >>> f = lambda t, x, theta: theta
@@ -41,17 +41,17 @@ class System:
     """
 
     f: Dynamics  # dx/dt
-    control: Callable[[Tensor, Any], Mapping[str, Tensor]] = _itself  # the control, (batch, ...) by name
-    speed: Callable[[Tensor, Tensor, Any], Mapping[str, Tensor]] = _at_rest  # dtheta/dt, (batch, ...) by name
+    control: Callable[[Tensor, Any], Mapping[str, Tensor]] = _theta_by_name  # the control, (batch, ...) by name
+    speed: Callable[[Tensor, Tensor, Any], Mapping[str, Tensor]] = _no_speed  # dtheta/dt, (batch, ...) by name
 
 
 class Regulariser(ABC):
-    """A running cost that is known before the system is.
+    """A running cost for any system.
 
-    Abstract: a subclass says what is charged for.
+    Abstract: a subclass defines `on`.
 
     >>> import torch, ncode
-    >>> class Distance(ncode.costs.Regulariser):  # from where a trajectory began
+    >>> class Distance(ncode.costs.Regulariser):  # from the initial value
     ...     def on(self, system, x0):
     ...         return lambda t, x, theta: (x - x0).square().sum(1)
     >>> f = ncode.dynamics.Function(lambda t, x, theta: torch.ones_like(x))
@@ -61,11 +61,19 @@ class Regulariser(ABC):
 
     @abstractmethod
     def on(self, system: System, x0: Tensor) -> Cost:
-        """The running cost l(t, x, theta) -> (batch,) of one solve that starts at x0."""
+        """Return the running cost l(t, x, theta) -> (batch,) of one solve that starts at x0."""
 
 
 @dataclass(frozen=True)
-class KineticEnergy(Regulariser):
+class _Weighted(Regulariser):
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_number("weight", self.weight, low=0.0)
+
+
+@dataclass(frozen=True)
+class KineticEnergy(_Weighted):
     """weight * |dx/dt|^2: favours straight and slow trajectories (Finlay et al., 2020).
 
     >>> import torch, ncode
@@ -75,22 +83,22 @@ class KineticEnergy(Regulariser):
     tensor([6.])
     """
 
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("weight", self.weight, low=0.0)
-
     def on(self, system: System, x0: Tensor) -> Cost:
-        """l = weight * |f|^2."""
+        """Return weight * |f|^2."""
         weight, f = self.weight, system.f
         return lambda t, x, theta: weight * _square(f(t, x, theta))
 
 
 @dataclass(frozen=True)
-class JacobianNorm(Regulariser):
+class JacobianNorm(_Weighted):
     """weight * |df/dx|^2 (Frobenius), by Hutchinson's estimate E |e^T df/dx|^2 over noise e (Finlay et al., 2020).
 
-    The noise is drawn once a solve, so the cost is a smooth function of time, and its gradient is that of its value.
+    The noise is drawn once per solve, so the cost is a smooth function of time and its gradient is exact.
+
+    Args:
+        weight: The weight of the cost.
+        samples: Number of noise vectors.
+        noise: "rademacher" (+1 or -1) or "gaussian".
 
     >>> import torch, ncode
     >>> f = ncode.dynamics.Function(lambda t, x, theta: -x)  # df/dx is minus the identity
@@ -99,36 +107,34 @@ class JacobianNorm(Regulariser):
     tensor([3.])
     """
 
-    weight: float = 1.0
     samples: int = 1
     noise: str = "rademacher"
 
     def __post_init__(self) -> None:
-        check_number("weight", self.weight, low=0.0)
+        super().__post_init__()
         check_choice("noise", self.noise, ("rademacher", "gaussian"))
-        if isinstance(self.samples, bool) or not isinstance(self.samples, int) or self.samples < 1:
-            raise InputError(f"samples must be a whole number of at least 1; given {self.samples!r}")
+        check_count("samples", self.samples)
 
     def on(self, system: System, x0: Tensor) -> Cost:
-        """l = weight * mean over the noise of |e^T df/dx|^2."""
-        # Samples come first: a solver that puts some of them aside must see that each has noise of its own.
+        """Return weight * mean over the noise of |e^T df/dx|^2."""
+        # The batch dimension comes first, so that a solver that drops finished samples drops their noise too.
         drawn = torch.randn(x0.shape[0], self.samples, *x0.shape[1:], dtype=x0.dtype, device=x0.device)
         noise = drawn.sign() if self.noise == "rademacher" else drawn
         weight, f = self.weight / self.samples, system.f
 
         def cost(t: Tensor, x: Tensor, theta: Any) -> Tensor:
-            wanted = torch.is_grad_enabled()
+            differentiate = torch.is_grad_enabled()
             with torch.enable_grad():
-                at = x if wanted and x.requires_grad else x.detach().requires_grad_()
+                at = x if differentiate and x.requires_grad else x.detach().requires_grad_()
                 slope = f(t, at, theta)
-                rows = [_square(_pull(slope, at, e, wanted)) for e in noise.unbind(1)]
+                rows = [_square(_vjp(slope, at, e, differentiate)) for e in noise.unbind(1)]
             return weight * sum(rows[1:], rows[0])
 
         return cost
 
 
 @dataclass(frozen=True)
-class ControlNorm(Regulariser):
+class ControlNorm(_Weighted):
     """weight * |theta|^2, over all tensors of the control.
 
     >>> import torch, ncode
@@ -138,20 +144,15 @@ class ControlNorm(Regulariser):
     tensor([3.])
     """
 
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("weight", self.weight, low=0.0)
-
     def on(self, system: System, x0: Tensor) -> Cost:
-        """l = weight * |theta|^2."""
+        """Return weight * |theta|^2."""
         weight, control = self.weight, system.control
         return lambda t, x, theta: weight * _squares(t, control(t, theta))
 
 
 @dataclass(frozen=True)
-class ControlSpeed(Regulariser):
-    """weight * |dtheta/dt|^2, over all tensors of the control; 0 where the control stands still.
+class ControlSpeed(_Weighted):
+    """weight * |dtheta/dt|^2, over all tensors of the control; 0 if the control is constant.
 
     >>> import torch, ncode
     >>> f = ncode.dynamics.Function(lambda t, x, theta: 0 * x, {"u": (3,)})
@@ -161,19 +162,18 @@ class ControlSpeed(Regulariser):
     tensor([3.])
     """
 
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_number("weight", self.weight, low=0.0)
-
     def on(self, system: System, x0: Tensor) -> Cost:
-        """l = weight * |dtheta/dt|^2."""
+        """Return weight * |dtheta/dt|^2."""
         weight, speed = self.weight, system.speed
         return lambda t, x, theta: weight * _squares(t, speed(t, x, theta))
 
 
-def total(costs: Cost | Regulariser | Sequence[Cost | Regulariser], system: System, x0: Tensor) -> Cost:
-    """One running cost out of several: each a function l(t, x, theta) of the control by name, or a regulariser.
+CostLike = Cost | Regulariser | Sequence[Cost | Regulariser]
+"""A running cost l(t, x, theta), a regulariser, or several of them to be added."""
+
+
+def total(costs: CostLike, system: System, x0: Tensor) -> Cost:
+    """Return the sum of running costs, each a function l(t, x, theta) of the control by name, or a regulariser.
 
     >>> import torch, ncode
     >>> f = lambda t, x, theta: -x
@@ -184,25 +184,24 @@ def total(costs: Cost | Regulariser | Sequence[Cost | Regulariser], system: Syst
     """
     every = costs if isinstance(costs, Sequence) else [costs]
     if not every:
-        raise InputError("cost is an empty list: leave it out, or name what to charge for")
+        raise InputError("cost is an empty list: leave it out, or name a cost")
     for part in every:
         if not callable(part) and not isinstance(part, Regulariser):
             raise InputError(
                 "cost must be a function l(t, x, theta), a regulariser of ncode.costs, or a list of those; given"
                 f" {type(part).__name__}"
             )
-    running = [part.on(system, x0) if isinstance(part, Regulariser) else _told(part, system) for part in every]
+    running = [part.on(system, x0) if isinstance(part, Regulariser) else _with_control(part, system) for part in every]
     whole = running[0]
     for part in running[1:]:
         whole = _plus(whole, part)
     return whole
 
 
-# Running costs catch functions, numbers and tensors alone, so that a solver that compiles knows them again.
+# Closures hold only functions, numbers and tensors, so that a compiling solver recognises a cost in the next solve.
 
 
-def _told(cost: Cost, system: System) -> Cost:
-    """A user's own cost, shown the control by name."""
+def _with_control(cost: Cost, system: System) -> Cost:
     control = system.control
     return lambda t, x, theta: cost(t, x, control(t, theta))
 
@@ -212,7 +211,7 @@ def _plus(one: Cost, other: Cost) -> Cost:
 
 
 def _square(value: Tensor) -> Tensor:
-    """|value|^2, (batch,)."""
+    """Return |value|^2, (batch,)."""
     squares = (value.conj() * value).real if value.is_complex() else value.square()
     return squares.sum(dim=tuple(range(1, squares.dim()))) if squares.dim() > 1 else squares
 
@@ -221,9 +220,9 @@ def _squares(t: Tensor, values: Mapping[str, Tensor]) -> Tensor:
     return sum((_square(value) for value in values.values()), torch.zeros_like(t))
 
 
-def _pull(slope: Tensor, x: Tensor, e: Tensor, wanted: bool) -> Tensor:
-    """e^T df/dx; zero where f does not depend on x."""
+def _vjp(slope: Tensor, x: Tensor, e: Tensor, differentiate: bool) -> Tensor:
+    """Return e^T df/dx; zero if f does not depend on x."""
     if not slope.requires_grad:
         return torch.zeros_like(x)
-    (row,) = torch.autograd.grad(slope, x, e, create_graph=wanted, retain_graph=True, allow_unused=True)
+    (row,) = torch.autograd.grad(slope, x, e, create_graph=differentiate, retain_graph=True, allow_unused=True)
     return torch.zeros_like(x) if row is None else row

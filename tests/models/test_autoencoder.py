@@ -1,12 +1,20 @@
+from typing import get_args
+
 import pytest
 import torch
 from torch import nn
 
 import ncode
-from ncode.models.auto_ncode import AutoNCODE
-from ncode.models.autoencoder import PlainAutoencoder, VariationalAutoencoder
-from ncode.models.coders import Decoder, Encoder, architecture
-from ncode.models.control_norms import NORMS, ControlNorm
+from ncode.models import (
+    AutoNCODE,
+    ControlNorm,
+    ControlNormKind,
+    Decoder,
+    Encoder,
+    PlainAutoencoder,
+    VariationalAutoencoder,
+    architecture,
+)
 
 
 def coders(dataset="cifar10", latent=16, depth=0):
@@ -54,7 +62,7 @@ def test_codes_of_another_size_are_refused():
         decoder(torch.rand(2, 17))
 
 
-@pytest.mark.parametrize("kind", [norm for norm in NORMS if norm not in ("none", "tanh")])
+@pytest.mark.parametrize("kind", [norm for norm in get_args(ControlNormKind) if norm not in ("none", "tanh")])
 def test_a_normalised_control_has_the_size_of_its_gain(kind):
     control = ControlNorm(kind, 20, 2, gain=3.0)(50 * torch.randn(64, 20, 2))
     size = control.flatten(1).norm(dim=1).square().mean().sqrt()
@@ -104,7 +112,7 @@ def test_an_orbit_begins_at_x0_and_ends_at_the_code():
     model = auto_ncode().eval()
     shown = images()
     with torch.no_grad():
-        orbit = model.orbit(shown, torch.tensor([0.0, 5.0, 10.0]))
+        orbit = model.trajectory(shown, torch.tensor([0.0, 5.0, 10.0]))
         torch.testing.assert_close(orbit[:, 0], model.x0.expand(3, -1))
         torch.testing.assert_close(orbit[:, 2], model.encode(shown), rtol=1e-4, atol=1e-5)
 
@@ -117,7 +125,7 @@ def test_gradients_reach_every_parameter_that_a_model_has():
         VariationalAutoencoder(*coders()[:2], width, 16),
     ]
     for model in models:
-        model.judge(images()).loss.backward()
+        model.training_loss(images()).loss.backward()
         unmoved = [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
         assert unmoved == []
 
@@ -142,7 +150,7 @@ def test_a_running_cost_of_the_flow_adds_to_the_loss_and_not_to_the_code():
     priced = auto_ncode(costs=[ncode.costs.KineticEnergy(0.5)]).eval()
     priced.load_state_dict(model.state_dict())
     with torch.no_grad():
-        plain, costly = model.judge(shown), priced.judge(shown)
+        plain, costly = model.training_loss(shown), priced.training_loss(shown)
     torch.testing.assert_close(plain.images, costly.images, rtol=1e-2, atol=1e-3)
     assert float(costly.loss) > float(costly.parts["error"])
     torch.testing.assert_close(costly.loss - costly.parts["error"], costly.parts["cost"])
@@ -164,7 +172,7 @@ def test_the_divergence_of_a_variational_autoencoder_is_that_of_its_gaussians():
         mean, log_variance = model.code(model.encoder(shown)).chunk(2, 1)
         q = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
         expected = torch.distributions.kl_divergence(q, torch.distributions.Normal(0.0, 1.0)).sum(1).mean()
-        judged = model.judge(shown)
+        judged = model.training_loss(shown)
     torch.testing.assert_close(judged.parts["divergence"], expected)
     torch.testing.assert_close(judged.loss, judged.parts["error"] + 2.0 * expected / shown[0].numel())
 
@@ -178,7 +186,7 @@ def test_an_encoder_and_a_decoder_of_ones_own_train():
     optimiser = torch.optim.Adam(model.parameters(), 0.02)
     losses = []
     for _ in range(60):
-        loss = model.judge(shown).loss
+        loss = model.training_loss(shown).loss
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

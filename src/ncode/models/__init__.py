@@ -1,37 +1,50 @@
-"""Networks made of blocks, and those that the paper compares them with.
+"""Networks made of blocks: autoencoders, image classifiers, and an associative memory.
 
-Autoencoders, image classifiers and memories of bit patterns. Each family has classes, which take networks of your own,
-and a function that builds its members by the names that tables have.
+autoencoder.py     `Autoencoder`, the base class, and two common ones: `PlainAutoencoder`, `VariationalAutoencoder`
+auto_ncode.py      `AutoNCODE`, whose code is the end of a linear flow that the image controls
+coders.py          `Encoder` and `Decoder` of the paper's autoencoders
+classifier.py      `ImageClassifier`, the base class, and `Classifier`: one block and a linear read-out
+classifier_net.py  `ClassifierNet`: several blocks with down-sampling; trunks of gamma for images
+memory.py          `PlasticMemory`: Hebbian weights that store patterns
 """
 
-from .auto_ncode import AutoNCODE
-from .autoencoder import Autoencoder, Coded, PlainAutoencoder, VariationalAutoencoder
-from .classifier import Classifier, ImageClassifier
-from .classifier_field import WeighedConv
-from .classifier_net import ClassifierNet
-from .classifier_trunk import TrunkClassifier
-from .code_noise import CodeNoise
-from .coders import Decoder, Encoder, architecture
-from .control_norms import ControlNorm
-from .gammas import gamma
-from .memory_plastic import PlasticMemory
+from .auto_ncode import AutoNCODE, ControlNorm, ControlNormKind, FlowStart
+from .autoencoder import (
+    Autoencoder,
+    AutoencoderLoss,
+    CodeNoise,
+    PlainAutoencoder,
+    TrainingCode,
+    VariationalAutoencoder,
+)
+from .classifier import Classifier, ClassifierOutput, ImageClassifier, shrunk_shape
+from .classifier_net import GAMMAS, ClassifierNet, Gamma, WeighedConv, gamma
+from .coders import Architecture, Decoder, Encoder, architecture
+from .memory import PlasticMemory
 
 __all__ = [
+    "GAMMAS",
+    "Architecture",
     "AutoNCODE",
     "Autoencoder",
+    "AutoencoderLoss",
     "Classifier",
     "ClassifierNet",
+    "ClassifierOutput",
     "CodeNoise",
-    "Coded",
     "ControlNorm",
+    "ControlNormKind",
     "Decoder",
     "Encoder",
+    "FlowStart",
+    "Gamma",
     "ImageClassifier",
     "PlainAutoencoder",
     "PlasticMemory",
-    "TrunkClassifier",
+    "TrainingCode",
     "VariationalAutoencoder",
     "WeighedConv",
     "architecture",
     "gamma",
+    "shrunk_shape",
 ]

@@ -13,37 +13,38 @@ from ..checks import check_choice
 from ..control import DataControl
 from ..costs import Regulariser
 from ..dynamics import SparseLinear
-from .autoencoder import Autoencoder, Coded, full_precision
-from .control_norms import ControlNorm
+from .autoencoder import Autoencoder, TrainingCode, full_precision
 
-Start = Literal["ones", "stored", "learned", "drawn"]
+FlowStart = Literal["ones", "stored", "learned", "drawn"]
+ControlNormKind = Literal["sphere", "l2", "row", "batch", "tanh", "none"]
 
 
 class AutoNCODE(Autoencoder):
-    """The code is x(T) of dx/dt = theta x, x(0) = x_0, where theta = gamma(image) has a few non-zeros a row.
+    """An autoencoder whose code is x(T) of dx/dt = theta x, x(0) = x_0, with a sparse theta = gamma(image).
 
     gamma is the encoder, a linear map and a normalisation. The flow is solved exactly, by the matrix exponential or
     its action.
 
     Args:
-        encoder, decoder, width, latent, loss, disturb, terms: As for `PlainAutoencoder`.
-        nonzeros: Non-zeros a row of theta.
-        norm, gain: How theta is normalised, and to what size: see `ControlNorm`.
-        start: x_0 is "ones" (a coupling to a value of x_0 near 0 does little, and with ones all of them move the code
-            alike), "stored" (drawn from N(0, I) once), "learned" (from there), or "drawn" for each image anew.
+        encoder, decoder, width, latent, loss, code_noise, terms: As for `PlainAutoencoder`.
+        nonzeros: Non-zeros per row of theta.
+        norm, gain: How theta is normalised, and to what norm: see `ControlNorm`.
+        start: x_0 is "ones" (a coupling to a value of x_0 near 0 has little effect; with ones all couplings move the
+            code alike), "stored" (drawn from N(0, I) once), "learned" (initialised like "stored"), or "drawn" anew for
+            each image.
         horizon: T.
-        costs: Running costs on the latent flow, of `ncode.costs`, added to the loss. With any, the solver takes the
-            place of the exact flow.
-        seed: Of the pattern of theta and of x_0.
+        costs: Running costs on the latent flow, of `ncode.costs`, added to the loss. With any, the solver replaces the
+            exact flow.
+        seed: Seed of the sparsity pattern of theta and of x_0.
 
-    With an encoder and a decoder of your own:
+    With a custom encoder and decoder:
 
     >>> import torch
     >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU())
     >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
     >>> model = AutoNCODE(encoder, decoder, width=32, latent=8)
     >>> images = torch.rand(2, 1, 28, 28)
-    >>> model(images).shape, model.orbit(images, torch.linspace(0, 10, 5)).shape
+    >>> model(images).shape, model.trajectory(images, torch.linspace(0, 10, 5)).shape
     (torch.Size([2, 1, 28, 28]), torch.Size([2, 5, 8]))
     """
 
@@ -61,15 +62,15 @@ class AutoNCODE(Autoencoder):
         horizon: float = 10.0,
         costs: Sequence[Regulariser] = (),
         seed: int = 0,
-        disturb: nn.Module | None = None,
+        code_noise: nn.Module | None = None,
         terms: Mapping[str, nn.Module] | None = None,
     ):
-        super().__init__(encoder, decoder, loss, disturb, terms)
-        self.start = check_choice("start", start, get_args(Start))
+        super().__init__(encoder, decoder, loss, code_noise, terms)
+        self.start = check_choice("start", start, get_args(FlowStart))
         self.latent, self.nonzeros, self.costs = latent, nonzeros, list(costs)
         self.gamma = nn.Linear(width, latent * nonzeros)
         self.norm = ControlNorm(norm, latent, nonzeros, gain)
-        # gamma lives here, so the block takes what it is shown as the control.
+        # gamma is part of this module, so the block takes its context as the control.
         self.block = NCODE(SparseLinear(latent, nonzeros, seed), DataControl(), t1=horizon)
         drawn = torch.randn(latent, generator=torch.Generator().manual_seed(seed))
         x0 = torch.ones(latent) if start == "ones" else drawn
@@ -79,38 +80,112 @@ class AutoNCODE(Autoencoder):
             self.register_buffer("x0", x0)
 
     def control(self, images: Tensor) -> Tensor:
-        """theta, the couplings that images ask for, (batch, latent, nonzeros)."""
+        """theta for images, (batch, latent, nonzeros)."""
         features = full_precision(self.features(images, self.gamma.in_features))
         # In single precision also under autocast: exp(10 theta) has no digits to spare.
         with torch.autocast(images.device.type, enabled=False):
             return self.norm(self.gamma(features).unflatten(1, (self.latent, self.nonzeros)))
 
     def flow(self, control: Tensor) -> Tensor:
-        """The code that a control leads to: x(T)."""
-        # What cannot be computed becomes nan, and so does the loss: to look here would be to wait for the GPU.
+        """The code x(T) for a control."""
+        # A flow that overflows gives nan, and so does the loss: checking here would synchronise with the GPU.
         return self.block.solve(self._x0(control), context=control, throw=False).x
 
     def encode(self, images: Tensor) -> Tensor:
         """The codes of images."""
         return self.flow(self.control(images))
 
-    def orbit(self, images: Tensor, ts: Tensor) -> Tensor:
+    def trajectory(self, images: Tensor, ts: Tensor) -> Tensor:
         """The latent states at times ts, (batch, T, latent)."""
         control = self.control(images)
         return self.block.trajectory(self._x0(control), ts, context=control)
 
-    def coded(self, images: Tensor) -> Coded:
-        """The codes and, where there are any, the running costs of the flow."""
+    def training_code(self, images: Tensor) -> TrainingCode:
+        """The codes, and the running costs of the flow if there are any."""
         control = self.control(images)
         parts = {"control norm": control.detach().flatten(1).norm(dim=1).mean()}
         if not self.costs:
-            return Coded(self.flow(control), 0.0, parts)
+            return TrainingCode(self.flow(control), 0.0, parts)
         solution = self.block.solve(self._x0(control), context=control, cost=self.costs)
         assert solution.cost is not None
-        price = solution.cost.mean()
-        return Coded(solution.x, price, {**parts, "cost": price.detach()})
+        cost = solution.cost.mean()
+        return TrainingCode(solution.x, cost, {**parts, "cost": cost.detach()})
 
     def _x0(self, control: Tensor) -> Tensor:
         if self.start == "drawn":
             return torch.randn(len(control), self.latent, device=control.device, dtype=control.dtype)
         return self.x0.to(control.dtype).expand(len(control), -1)
+
+
+class ControlNorm(nn.Module):
+    """Normalise a control (batch, m, k), and multiply it by a gain.
+
+    The paper calls normalisation "crucial for good performance" and leaves open which. Without any, exp(10 theta)
+    overflows at the start of training.
+
+    Args:
+        kind: "l2": the control of a sample has norm 1. "sphere": the same after subtracting the mean over the batch;
+            otherwise nearly all of a control may be a direction that all samples share, and its norm bounds nothing
+            else. "row": each row has norm 1, divided by sqrt(m), so that the control has norm 1 too. "batch": each
+            component has mean 0 and deviation 1 over the batch, divided by sqrt(m k). "tanh": each component is between
+            -1 and 1, divided by sqrt(m k). "none": no normalisation.
+        m, k: Rows, and non-zeros per row.
+        gain: The norm of the result (for "none": a plain factor).
+        learn: Whether the gain is learned.
+
+    >>> norm = ControlNorm("l2", 128, 2, gain=3.0)
+    >>> norm(torch.randn(5, 128, 2)).flatten(1).norm(dim=1)
+    tensor([3.0000, 3.0000, 3.0000, 3.0000, 3.0000])
+    """
+
+    def __init__(self, kind: str, m: int, k: int, gain: float = 1.0, learn: bool = False):
+        super().__init__()
+        self.kind = check_choice("normalisation", kind, get_args(ControlNormKind))
+        self.m, self.k = m, k
+        self.gain = nn.Parameter(torch.tensor(float(gain)), requires_grad=learn)
+        self.batch = nn.BatchNorm1d(m * k, affine=False) if kind == "batch" else nn.Identity()
+        self.centre = _Centre(m * k) if kind == "sphere" else nn.Identity()
+
+    def forward(self, control: Tensor) -> Tensor:
+        """A control of the same shape, normalised."""
+        flat, size = control.flatten(1), float(self.m * self.k)
+        match self.kind:
+            case "l2":
+                flat = nn.functional.normalize(flat, dim=1)
+            case "sphere":
+                flat = nn.functional.normalize(self.centre(flat), dim=1)
+            case "row":
+                flat = nn.functional.normalize(control, dim=2).flatten(1) * self.m**-0.5
+            case "batch":
+                flat = self.batch(flat) * size**-0.5
+            case "tanh":
+                flat = flat.tanh() * size**-0.5
+        return self.gain * flat.reshape(-1, self.m, self.k)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"{self.kind!r}, m={self.m}, k={self.k}, gain={float(self.gain):g}"
+
+
+class _Centre(nn.Module):
+    """Subtract the mean: of the batch in training, a running mean in evaluation mode or for a single sample.
+
+    >>> _Centre(2)(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
+    tensor([[-1.,  0.],
+            [ 1.,  0.]])
+    """
+
+    mean: Tensor
+
+    def __init__(self, size: int, momentum: float = 0.1):
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("mean", torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or len(x) < 2:
+            return x - self.mean
+        mean = x.mean(0)
+        with torch.no_grad():
+            self.mean.lerp_(mean.to(self.mean), self.momentum)
+        return x - mean

@@ -1,4 +1,4 @@
-"""Autoencoders: the plain one and the variants that the paper compares with."""
+"""Autoencoders of images: the abstract base class, and the plain and the variational one."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, mse_loss
 
 from .._torch_private import is_symbolic
-from ..checks import check_choice, check_count
-from ..ode import InputError
-from .code_noise import CodeNoise
+from ..checks import check_choice, check_count, check_fraction, check_number
+from ..errors import InputError
 
 LOSSES = ("mse", "bce")
 
 
-class Coded(NamedTuple):
-    """Codes in training, the price that the variant asks for them, and what is told about both.
+class TrainingCode(NamedTuple):
+    """Codes as a model makes them in training.
 
-    >>> Coded(torch.zeros(5, 8), 0.0, {"size": torch.tensor(0.0)}).code.shape
+    >>> TrainingCode(torch.zeros(5, 8), 0.0, {"code size": torch.tensor(0.0)}).code.shape
     torch.Size([5, 8])
     """
 
-    code: Tensor
-    price: Tensor | float
-    parts: dict[str, Tensor]
+    code: Tensor  # (batch, latent)
+    penalty: Tensor | float  # what the model adds to the loss for these codes
+    parts: dict[str, Tensor]  # scalars to log
 
 
-class Judged(NamedTuple):
-    """What training makes small, what it is made of, and the images that came back."""
+class AutoencoderLoss(NamedTuple):
+    """The training loss of a batch, its parts by name, and the reconstructed images.
+
+    >>> AutoencoderLoss(torch.tensor(0.5), {"error": torch.tensor(0.5)}, torch.zeros(2, 1, 8, 8)).parts
+    {'error': tensor(0.5000)}
+    """
 
     loss: Tensor
     parts: dict[str, Tensor]
@@ -39,28 +42,27 @@ class Judged(NamedTuple):
 
 
 class Autoencoder(nn.Module, ABC):
-    """Images to codes and back. Abstract: a subclass says how a code is made of features.
+    """Images to codes and back. Abstract: a subclass defines how a code is computed from features.
 
     Args:
-        encoder: Images (batch, channels, size, size) to features (batch, width).
-        decoder: Codes (batch, latent) to images between 0 and 1.
+        encoder: Maps images (batch, channels, size, size) to features (batch, width).
+        decoder: Maps codes (batch, latent) to images between 0 and 1.
         loss: "mse", the mean square over all pixels, or "bce", the binary cross-entropy (up to a constant the
             Kullback-Leibler divergence of pixels seen as probabilities), the mean over all pixels.
-        disturb: What happens to codes in training before they are decoded: see `CodeNoise`. Nothing, unless told.
-        terms: More terms of the loss, by name: modules that make a scalar of images that came back and of what they
-            were, such as `Texture`.
+        code_noise: Applied to codes in training before they are decoded, see `CodeNoise`. Default: nothing.
+        terms: Further terms of the loss, by name: modules that map reconstructed images and the originals to a scalar.
 
-    A variant of your own, whose codes have length 1:
+    A subclass whose codes have length 1:
 
     >>> class OnSphere(Autoencoder):
     ...     def encode(self, images):
     ...         return nn.functional.normalize(self.features(images, 8), dim=1)
-    ...     def coded(self, images):
-    ...         return Coded(self.encode(images), 0.0, {})
+    ...     def training_code(self, images):
+    ...         return TrainingCode(self.encode(images), 0.0, {})
     >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 8))
     >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
     >>> model, images = OnSphere(encoder, decoder), torch.rand(5, 1, 28, 28)
-    >>> model.judge(images).loss.backward()
+    >>> model.training_loss(images).loss.backward()
     >>> model.encode(images).norm(dim=1).sum().round()
     tensor(5., grad_fn=<RoundBackward0>)
     """
@@ -70,26 +72,26 @@ class Autoencoder(nn.Module, ABC):
         encoder: nn.Module,
         decoder: nn.Module,
         loss: str = "mse",
-        disturb: nn.Module | None = None,
+        code_noise: nn.Module | None = None,
         terms: Mapping[str, nn.Module] | None = None,
     ):
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
-        self.measure = check_choice("loss", loss, LOSSES)
-        self.disturb = CodeNoise() if disturb is None else disturb
+        self.loss = check_choice("loss", loss, LOSSES)
+        self.code_noise = CodeNoise() if code_noise is None else code_noise
         self.terms = nn.ModuleDict(terms or {})
-        self._looked = False
+        self._range_checked = False
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:
-        """The codes of images, (batch, latent); the same each time."""
+        """The codes of images, (batch, latent), without noise."""
 
     @abstractmethod
-    def coded(self, images: Tensor) -> Coded:
-        """The codes of images in training, and what they cost."""
+    def training_code(self, images: Tensor) -> TrainingCode:
+        """The codes of images in training, and the penalty for them."""
 
     def features(self, images: Tensor, width: int) -> Tensor:
-        """What the encoder makes of images, (batch, width)."""
+        """The encoder's features of images, checked to be (batch, width)."""
         found = self.encoder(images)
         if found.shape[1:] != (width,):
             raise InputError(
@@ -103,56 +105,54 @@ class Autoencoder(nn.Module, ABC):
         return self.decoder(code)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images, there and back."""
+        """Reconstruct images."""
         self._check(images)
         return self.decode(self.encode(images))
 
-    def judge(self, images: Tensor) -> Judged:
-        """The loss of a batch in training, with whatever the variant adds."""
+    def training_loss(self, images: Tensor) -> AutoencoderLoss:
+        """The loss of a batch in training, with all terms that the model adds to the error."""
         self._check(images)
-        code, price, parts = self.coded(images)
-        back = self.decode(self.disturb(code))
+        code, penalty, parts = self.training_code(images)
+        back = self.decode(self.code_noise(code))
         error = self.error(back, images)
         more = {name: term(back, images) for name, term in self.terms.items()}
         parts = {"error": error, **{name: value.detach() for name, value in more.items()}, **parts}
-        return Judged(error + price + sum(more.values()), parts, back)
+        return AutoencoderLoss(error + penalty + sum(more.values()), parts, back)
 
     def error(self, back: Tensor, images: Tensor) -> Tensor:
-        """How far images are from what came back of them."""
+        """The distance between reconstructed images and the originals."""
         back = back.to(images.dtype)  # autocast has no binary cross-entropy
         if back.shape != images.shape:
             raise InputError(
                 f"the decoder made images {tuple(back.shape)} of images {tuple(images.shape)}: build it for their size"
             )
-        if self.measure == "bce":
+        if self.loss == "bce":
             return binary_cross_entropy(back.clamp(1e-6, 1 - 1e-6), images)
         return mse_loss(back, images)
 
     def _check(self, images: Tensor) -> None:
-        """Refuse what are not images between 0 and 1."""
         if images.dim() != 4 or not images.is_floating_point():
             raise InputError(
                 f"images must be numbers from 0 to 1, (batch, channels, height, width); given {images.dtype}"
-                f" {tuple(images.shape)}: bytes become numbers by images.float() / 255"
+                f" {tuple(images.shape)}: convert bytes with images.float() / 255"
             )
-        # On a GPU looking would mean waiting: the first images speak for those that follow.
-        if not images.numel() or is_symbolic() or (self._looked and images.device.type != "cpu"):
+        # Checking every batch would synchronise with the GPU: only the first one is checked there.
+        if not images.numel() or is_symbolic() or (self._range_checked and images.device.type != "cpu"):
             return
-        self._looked = True
+        self._range_checked = True
         low, high = (float(bound) for bound in images.detach().aminmax())
         if not (low >= 0.0 and high <= 1.0):
             raise InputError(f"images must lie between 0 and 1; given {low:g} to {high:g}: scale them first")
 
 
 class PlainAutoencoder(Autoencoder):
-    """A code that is a linear map of the features.
+    """An autoencoder whose code is a linear map of the features.
 
     Args:
-        encoder, decoder, loss, disturb, terms: As for `Autoencoder`.
-        width: Features that the encoder returns.
+        encoder, decoder, loss, code_noise, terms: As for `Autoencoder`.
+        width: Number of features that the encoder returns.
         latent: Dimensions of the code.
-        noise: Deviation of the noise that is added to the images in training, to be taken away again (a denoising
-            autoencoder); 0 for none.
+        noise: Standard deviation of the noise added to images in training (a denoising autoencoder); 0 for none.
         sparsity: Weight of the mean absolute code in the loss (a sparse autoencoder).
 
     >>> import torch
@@ -171,10 +171,10 @@ class PlainAutoencoder(Autoencoder):
         loss: str = "mse",
         noise: float = 0.0,
         sparsity: float = 0.0,
-        disturb: nn.Module | None = None,
+        code_noise: nn.Module | None = None,
         terms: Mapping[str, nn.Module] | None = None,
     ):
-        super().__init__(encoder, decoder, loss, disturb, terms)
+        super().__init__(encoder, decoder, loss, code_noise, terms)
         if noise < 0 or sparsity < 0:
             raise InputError(f"noise and sparsity must be at least 0; given {noise} and {sparsity}")
         self.code = nn.Linear(width, check_count("latent", latent))
@@ -184,26 +184,26 @@ class PlainAutoencoder(Autoencoder):
         """The codes of images."""
         return full_precision(self.code(self.features(images, self.code.in_features)))
 
-    def coded(self, images: Tensor) -> Coded:
-        """The codes, of noisy images where asked for, and the price of large ones."""
+    def training_code(self, images: Tensor) -> TrainingCode:
+        """The codes, of noisy images if `noise` is set, and the penalty on their size."""
         code = self.encode(images + self.noise * torch.randn_like(images) if self.noise else images)
         size = code.abs().mean()
-        return Coded(code, self.sparsity * size, {"code size": size})
+        return TrainingCode(code, self.sparsity * size, {"code size": size})
 
 
 class VariationalAutoencoder(Autoencoder):
-    """Codes with a Gaussian around each, held near N(0, I) (Kingma and Welling, 2013).
+    """A variational autoencoder: each code is a Gaussian, kept near N(0, I) (Kingma and Welling, 2013).
 
-    The loss is the evidence bound, a pixel: the error plus beta / pixels times the Kullback-Leibler divergence.
+    The loss is the evidence bound per pixel: the error plus beta / pixels times the Kullback-Leibler divergence.
 
     Args:
-        encoder, decoder, width, latent, loss, disturb, terms: As for `PlainAutoencoder`.
+        encoder, decoder, width, latent, loss, code_noise, terms: As for `PlainAutoencoder`.
         beta: Weight of the divergence. A decoder of variance s^2 has beta = 2 s^2 under "mse".
 
     >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU())
     >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
     >>> model, images = VariationalAutoencoder(encoder, decoder, width=32, latent=8), torch.rand(2, 1, 28, 28)
-    >>> drawn = [model.coded(images).code for _ in range(2)]
+    >>> drawn = [model.training_code(images).code for _ in range(2)]
     >>> torch.equal(*drawn), torch.equal(model.encode(images), model.encode(images))
     (False, True)
     """
@@ -216,33 +216,67 @@ class VariationalAutoencoder(Autoencoder):
         latent: int,
         loss: str = "mse",
         beta: float = 1.0,
-        disturb: nn.Module | None = None,
+        code_noise: nn.Module | None = None,
         terms: Mapping[str, nn.Module] | None = None,
     ):
-        super().__init__(encoder, decoder, loss, disturb, terms)
-        if not beta >= 0:
-            raise InputError(f"beta must be at least 0; given {beta}")
+        super().__init__(encoder, decoder, loss, code_noise, terms)
         self.code = nn.Linear(width, 2 * check_count("latent", latent))
-        self.beta = beta
+        self.beta = check_number("beta", beta, low=0.0)
 
     def encode(self, images: Tensor) -> Tensor:
         """The means of the codes."""
         return self._moments(images)[0]
 
-    def coded(self, images: Tensor) -> Coded:
-        """One code drawn an image, and the divergence."""
+    def training_code(self, images: Tensor) -> TrainingCode:
+        """One code drawn per image, and the divergence."""
         mean, log_variance = self._moments(images)
         code = mean + torch.randn_like(mean) * (0.5 * log_variance).exp()
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
-        return Coded(code, self.beta * divergence / images[0].numel(), {"divergence": divergence})
+        return TrainingCode(code, self.beta * divergence / images[0].numel(), {"divergence": divergence})
 
     def _moments(self, images: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_variance = full_precision(self.code(self.features(images, self.code.in_features))).chunk(2, 1)
         return mean, log_variance.clamp(-20, 10)
 
 
+class CodeNoise(nn.Module):
+    """Noise and dropout of codes in training, so that the decoder learns what lies between codes.
+
+    In evaluation mode codes pass unchanged.
+
+    Args:
+        noise: Standard deviation of the Gaussian noise, relative to that of the batch's codes. Relative, since growing
+            codes would make noise of any fixed size small.
+        dropout: Fraction of the values that are set to 0; the others are scaled up to compensate.
+
+    >>> disturb = CodeNoise(noise=0.1, dropout=0.5)
+    >>> code = torch.randn(100, 8)
+    >>> int((disturb(code) == 0).sum()) > 0, torch.equal(disturb.eval()(code), code)
+    (True, True)
+    """
+
+    def __init__(self, noise: float = 0.0, dropout: float = 0.0):
+        super().__init__()
+        self.noise, self.dropout = check_number("noise", noise, low=0.0), check_fraction("dropout", dropout)
+
+    def forward(self, code: Tensor) -> Tensor:
+        """Codes (batch, m) with noise."""
+        if not self.training:
+            return code
+        if self.noise and len(code) > 1:
+            # Gradients flow through the deviation too: otherwise codes grow without bound, to drown the noise.
+            # The tiny number keeps the square root away from 0, where its slope is infinite.
+            spread = (code.var(0).mean() + torch.finfo(code.dtype).tiny).sqrt()
+            code = code + self.noise * spread * torch.randn_like(code)
+        return nn.functional.dropout(code, self.dropout) if self.dropout else code
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"noise={self.noise:g}, dropout={self.dropout:g}"
+
+
 def full_precision(x: Tensor) -> Tensor:
-    """What autocast computed in 16 bits, in 32; anything else as it is.
+    """Convert 16-bit tensors, as autocast makes them, to float32.
 
     >>> full_precision(torch.zeros(1, dtype=torch.bfloat16)).dtype
     torch.float32

@@ -1,13 +1,13 @@
 """Encoders and decoders of the paper's autoencoders (its table of architectures, after Ghosh et al., 2020).
 
-An encoder turns images (batch, channels, size, size) into features (batch, width); a decoder turns codes (batch, m)
-into images between 0 and 1. Where the table leaves a choice open:
+An encoder maps images (batch, channels, size, size) to features (batch, width); a decoder maps codes (batch, m) to
+images between 0 and 1. Where the table leaves a choice open:
 
-- The code's own layer (FC 128 * 2 and so on) belongs to the model, and not to the encoder.
-- Three layers that double 8 x 8 once each, the last not at all, end at 32 x 32: CelebA's decoder gets one layer more.
-- A transposed convolution of stride 1 is a convolution: the last layer is written as one.
+- The code's own layer (FC 128 * 2 and so on) belongs to the model, not to the encoder.
+- The table's decoder for CelebA ends at 32 x 32; ours has one layer more.
+- The last layer, a transposed convolution of stride 1, is written as a convolution, which it equals.
 
-Convolutions keep channels last, which is how GPUs compute them in 16 bits.
+Convolutions use the channels-last memory format, which is faster on GPUs in 16 bits.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_choice, check_count
-from ..ode import InputError
-from .code_noise import check_part
+from ..checks import check_choice, check_count, check_fraction
+from ..errors import InputError
 
 
 class Architecture(NamedTuple):
-    """The numbers of one data set.
+    """Sizes of an encoder and a decoder.
 
     Attributes:
-        channels, size: Of the images.
+        channels, size: Channels and side length of the images.
         latent: Dimensions of the code.
-        nonzeros: Non-zeros a row of the control.
-        kernel: Of the convolutions; 0 for the fully connected coders of MNIST.
+        nonzeros: Non-zeros per row of AutoN-CODE's control.
+        kernel: Kernel size of the convolutions; 0 for fully connected layers.
         down: Filters of the encoder's layers, each of which halves the image.
         up: Filters of the decoder's layers, each of which doubles it.
+
+    >>> Architecture(channels=1, size=16, latent=8, nonzeros=1, kernel=4, down=(8, 16), up=(16, 8)).latent
+    8
     """
 
     channels: int
@@ -54,12 +56,12 @@ ARCHITECTURES["fashion-mnist"] = ARCHITECTURES["mnist"]
 
 
 def architecture(dataset: str, depth: int = 0, width: float = 1.0) -> Architecture:
-    """The paper's numbers for a data set, or a deeper or narrower version of them.
+    """The paper's architecture for a data set, or a deeper or narrower version of it.
 
     Args:
-        dataset: Its name.
-        depth: Layers that the encoder has beyond the paper's; each halves the filters before it (128-256-512-1024).
-        width: Factor of all filters: 0.25 for a quick look.
+        dataset: "mnist", "fashion-mnist", "cifar10" or "celeba".
+        depth: Further layers at the encoder's input, each with half the filters of the next (128-256-512-1024).
+        width: Factor of all numbers of filters.
 
     >>> architecture("cifar10", depth=1).down
     (128, 256, 512, 1024)
@@ -77,11 +79,14 @@ def architecture(dataset: str, depth: int = 0, width: float = 1.0) -> Architectu
 
 
 class Encoder(nn.Module):
-    """Images to features.
+    """Map images to features.
 
     Args:
-        numbers: Of the data set.
-        dropout: Part of the features that is left out in training.
+        architecture: Sizes of the layers.
+        dropout: Fraction of the features that is dropped in training.
+
+    Attributes:
+        width: Number of features.
 
     >>> import torch
     >>> encoder = Encoder(architecture("cifar10", width=0.1))
@@ -89,20 +94,20 @@ class Encoder(nn.Module):
     True
     """
 
-    def __init__(self, numbers: Architecture, dropout: float = 0.0):
+    def __init__(self, architecture: Architecture, dropout: float = 0.0):
         super().__init__()
-        self.numbers, self.dropout = numbers, nn.Dropout(check_part("dropout", dropout))
-        if numbers.kernel:
-            self.layers, self.width = _down(numbers)
-            channels_last(self)
+        self.architecture, self.dropout = architecture, nn.Dropout(check_fraction("dropout", dropout))
+        if architecture.kernel:
+            self.layers, self.width = _down(architecture)
+            _channels_last(self)
         else:
-            pixels = numbers.channels * numbers.size**2
-            self.layers = nn.Sequential(nn.Flatten(), *_dense((pixels, *numbers.down)))
-            self.width = numbers.down[-1]
+            pixels = architecture.channels * architecture.size**2
+            self.layers = nn.Sequential(nn.Flatten(), *_dense((pixels, *architecture.down)))
+            self.width = architecture.down[-1]
 
     def forward(self, images: Tensor) -> Tensor:
         """(batch, channels, size, size) to (batch, width)."""
-        n = self.numbers
+        n = self.architecture
         if images.shape[1:] != (n.channels, n.size, n.size):
             raise InputError(
                 f"images must be (batch, {n.channels}, {n.size}, {n.size}); given {tuple(images.shape)}: resize or crop"
@@ -111,34 +116,34 @@ class Encoder(nn.Module):
         if not n.kernel:
             return self.dropout(self.layers(images))
         features = self.layers(images.contiguous(memory_format=torch.channels_last))
-        # Channels lie last: put last, they are flattened without a copy.
+        # Channels are last in memory, so this order is flattened without a copy.
         return self.dropout(features.movedim(1, -1).flatten(1))
 
 
 class Decoder(nn.Module):
-    """Codes to images between 0 and 1.
+    """Map codes to images between 0 and 1.
 
     Args:
-        numbers: Of the data set.
+        architecture: Sizes of the layers.
         latent: Dimensions of codes.
-        standardise: Whether each value of a code is brought to mean 0 and deviation 1 over the batch first, and by
-            running means once trained. The end of a flow lies around where the flow began: seen from 0, codes hardly
-            differ, and training is slow.
+        standardise: Whether each component of a code is first normalised to mean 0 and deviation 1, over the batch in
+            training and by running statistics later. The codes of a flow lie close together around its start, which
+            would make training slow.
 
     >>> import torch
     >>> Decoder(architecture("celeba", width=0.1), 64)(torch.randn(2, 64)).shape
     torch.Size([2, 3, 64, 64])
     """
 
-    def __init__(self, numbers: Architecture, latent: int, standardise: bool = True):
+    def __init__(self, architecture: Architecture, latent: int, standardise: bool = True):
         super().__init__()
-        self.numbers, self.latent = numbers, check_count("latent", latent)
+        self.architecture, self.latent = architecture, check_count("latent", latent)
         self.scale = nn.BatchNorm1d(latent, affine=False) if standardise else nn.Identity()
-        n = numbers
+        n = architecture
         if n.kernel:
             side = n.size // 2 ** (len(n.up) - 1)
-            self.layers = nn.Sequential(Seed(latent, n.up[0], side), *_up(n))
-            channels_last(self)
+            self.layers = nn.Sequential(_Seed(latent, n.up[0], side), *_up(n))
+            _channels_last(self)
         else:
             shape = (n.channels, n.size, n.size)
             pixels = n.channels * n.size**2
@@ -150,12 +155,12 @@ class Decoder(nn.Module):
         if code.dim() != 2 or code.shape[1] != self.latent:
             raise InputError(f"codes must be (batch, {self.latent}); given {tuple(code.shape)}")
         pixels = self.layers(self.scale(code))
-        # Colours have 8 bits, and so has bfloat16 in all.
+        # bfloat16 is too coarse for colours of 8 bits.
         return torch.sigmoid(pixels if pixels.dtype == torch.float64 else pixels.float())
 
 
-class Seed(nn.Module):
-    """Codes to the small images that the decoder grows."""
+class _Seed(nn.Module):
+    """Map codes to the small images that the decoder enlarges."""
 
     def __init__(self, latent: int, filters: int, side: int):
         super().__init__()
@@ -164,13 +169,12 @@ class Seed(nn.Module):
         self.norm = nn.BatchNorm2d(filters)
 
     def forward(self, code: Tensor) -> Tensor:
-        """(batch, m) to (batch, filters, side, side), with channels last in memory."""
         small = self.dense(code).unflatten(1, (self.side, self.side, self.filters)).movedim(-1, 1)
         return torch.relu(self.norm(small))
 
 
-def channels_last(module: nn.Module) -> None:
-    """Lay the kernels of convolutions out with channels last; what they are stays the same."""
+def _channels_last(module: nn.Module) -> None:
+    """Store the kernels of convolutions with channels last."""
     for each in module.parameters():
         if each.dim() == 4:
             each.data = each.data.contiguous(memory_format=torch.channels_last)
@@ -184,7 +188,7 @@ def _down(n: Architecture) -> tuple[nn.Sequential, int]:
     layers: list[nn.Module] = []
     before, side = n.channels, n.size
     for filters in n.down:
-        # A bias in front of a batch norm does nothing.
+        # No bias: the batch norm would remove it.
         layers += [nn.Conv2d(before, filters, n.kernel, stride=2, padding=(n.kernel - 1) // 2, bias=False)]
         layers += [nn.BatchNorm2d(filters), nn.ReLU(inplace=True)]
         before, side = filters, (side + 2 * ((n.kernel - 1) // 2) - n.kernel) // 2 + 1
