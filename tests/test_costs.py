@@ -97,7 +97,7 @@ def test_costs_of_a_list_add_up_and_ones_own_see_the_control_by_name():
     block, x = ncode.NCODE(ncode.dynamics.MLP(2), loops(), rtol=1e-7).double(), torch.randn(3, 2, dtype=DOUBLE)
 
     def own(t, x, theta):
-        return theta["bias 2"].sum(1) + x[:, 0]
+        return theta["bias_2"].sum(1) + x[:, 0]
 
     parts = [block.solve(x, cost=part).cost for part in (KineticEnergy(), own)]
     both = block.solve(x, cost=[KineticEnergy(), own]).cost

@@ -75,7 +75,7 @@ def test_theta_carries_over_from_one_solve_to_the_next():
     torch.testing.assert_close(whole.x, x * math.cos(1.5), atol=1e-7, rtol=0)
 
 
-def test_feedback_that_forgets_a_control_is_told_so():
+def test_feedback_that_omits_a_control_is_refused():
     f = ncode.dynamics.Function(lambda t, x, theta: theta["a"] + theta["b"], {"a": (1,), "b": (1,)})
     block = ncode.NCODE(f, ncode.ClosedLoop(lambda t, x, theta: {"a": x}))
     with pytest.raises(ncode.InputError, match=r"returned \['a'\]; expected .* \['a', 'b'\]"):
@@ -83,6 +83,6 @@ def test_feedback_that_forgets_a_control_is_told_so():
 
 
 @pytest.mark.parametrize("initial", ["lerned", 3, ncode.Hebbian()])
-def test_what_cannot_set_the_control_at_first_is_refused(initial):
+def test_an_initial_control_that_is_not_constant_is_refused(initial):
     with pytest.raises(ncode.InputError):
         ncode.ClosedLoop(lambda t, x, theta: theta, initial=initial)

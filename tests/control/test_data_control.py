@@ -4,7 +4,7 @@ import torch
 import ncode
 
 
-def test_the_initial_value_is_seen_beside_the_state():
+def test_dynamics_see_the_initial_value_and_the_state():
     seen = []
 
     def f(t, x, theta):
@@ -30,12 +30,12 @@ def test_gradients_agree_with_finite_differences():
     assert torch.autograd.gradcheck(block, torch.randn(3, 2, dtype=torch.float64, requires_grad=True), atol=1e-6)
 
 
-def test_dynamics_that_want_more_are_told_what_to_do():
+def test_dynamics_with_more_controls_are_refused_with_advice():
     with pytest.raises(ncode.InputError, match="Parts"):
         ncode.NCODE(ncode.dynamics.MLP(2, context=2), ncode.DataControl())
 
 
 def test_a_context_of_another_size_does_not_fit():
     block = ncode.NCODE(ncode.dynamics.MLP(2, controlled=(), context=3), ncode.DataControl())
-    with pytest.raises(ncode.InputError, match=r"want   'context' \(4, 3\)\n.*gave 'context' \(4, 2\)"):
+    with pytest.raises(ncode.InputError, match=r"take   'context' \(4, 3\)\n.*gave 'context' \(4, 2\)"):
         block(torch.ones(4, 2))

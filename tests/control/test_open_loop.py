@@ -13,7 +13,7 @@ def trunk(seen=2, width=32):
     return nn.Sequential(nn.Linear(seen, width), nn.Tanh())
 
 
-def test_there_is_one_head_a_control_sized_by_the_block():
+def test_the_block_makes_one_head_per_control():
     f = ncode.dynamics.MLP(2, hidden=16)
     controller = ncode.OpenLoop(trunk())
     ncode.NCODE(f, controller)
@@ -48,14 +48,14 @@ def test_gradients_agree_with_finite_differences():
     assert_gradients_agree(block, torch.randn(3, 2, dtype=torch.float64))
 
 
-def test_gamma_may_be_shown_something_else_than_the_state():
+def test_gamma_may_see_something_else_than_the_state():
     block = ncode.NCODE(ncode.dynamics.SparseLinear(4, 2), ncode.OpenLoop(trunk(7)), t1=10.0)
     start, image = torch.randn(4), torch.randn(3, 7, requires_grad=True)
     block(start.expand(3, 4), context=image).sum().backward()
     assert image.grad is not None
 
 
-def test_the_width_is_that_of_the_last_linear_layer_unless_told():
+def test_the_width_is_by_default_that_of_the_last_linear_layer():
     convolutional = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(2), nn.Flatten())
     with pytest.raises(ncode.InputError, match=r"width=\.\.\."):
         ncode.OpenLoop(convolutional)
@@ -63,7 +63,7 @@ def test_the_width_is_that_of_the_last_linear_layer_unless_told():
     assert block(torch.randn(2, 3, 8, 8)).shape == (2, 3, 8, 8)
 
 
-def test_a_trunk_that_returns_something_else_is_told_so():
+def test_a_trunk_of_another_width_is_refused():
     block = ncode.NCODE(ncode.dynamics.MLP(2), ncode.OpenLoop(trunk(), width=5))
     with pytest.raises(ncode.InputError, match=r"returned \(3, 32\); expected \(3, 5\)"):
         block(torch.ones(3, 2))
@@ -76,12 +76,12 @@ def test_a_controller_belongs_to_one_block():
         ncode.NCODE(ncode.dynamics.MLP(2), controller)
 
 
-def test_dynamics_that_want_nothing_cannot_be_controlled():
+def test_dynamics_without_a_control_cannot_be_controlled():
     with pytest.raises(ncode.InputError, match="nothing to control"):
         ncode.NCODE(ncode.dynamics.MLP(2, controlled=()), ncode.OpenLoop(trunk()))
 
 
 @pytest.mark.parametrize("wrong", [{"trunk": 3}, {"trunk": trunk(), "scale": -1.0}, {"trunk": trunk(), "width": 0}])
-def test_what_makes_no_gamma_is_refused(wrong):
+def test_arguments_that_make_no_gamma_are_refused(wrong):
     with pytest.raises(ncode.InputError):
         ncode.OpenLoop(**wrong)

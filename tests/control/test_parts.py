@@ -10,7 +10,7 @@ def trunk():
     return nn.Sequential(nn.Linear(2, 8), nn.Tanh())
 
 
-def test_some_parts_are_driven_and_others_stand_still():
+def test_some_parts_are_driven_and_others_are_constant():
     f = ncode.dynamics.MLP(2, hidden=4, context=2)
     controller = Parts(
         {
@@ -58,17 +58,17 @@ def test_parts_are_as_good_as_one_controller():
         ({"weight_1": 3}, None, "a controller for each part"),
     ],
 )
-def test_what_does_not_fit_is_told(parts, rest, message):
+def test_parts_that_do_not_fit_are_refused(parts, rest, message):
     with pytest.raises(ncode.InputError, match=message):
         ncode.NCODE(ncode.dynamics.MLP(2), Parts(parts, rest))
 
 
-def test_a_rest_that_has_nothing_to_drive_is_told():
+def test_a_rest_without_a_control_is_refused():
     with pytest.raises(ncode.InputError, match="nothing to control"):
         ncode.NCODE(ncode.dynamics.Linear(2), Parts({"weight": ncode.Static()}, ncode.Static()))
 
 
-def test_one_controller_cannot_stand_at_two_places():
+def test_one_controller_cannot_be_in_two_places():
     static = ncode.Static()
     with pytest.raises(ncode.InputError, match="two places"):
         Parts({"weight_1": static, "bias_1": static})

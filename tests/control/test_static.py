@@ -25,7 +25,7 @@ def test_a_static_control_is_a_plain_node_values_and_gradients():
         torch.testing.assert_close(mine.grad, theirs.grad)
 
 
-def test_dynamics_that_want_a_samples_own_control_get_a_view_and_the_same_gradients():
+def test_dynamics_that_need_a_batch_dimension_get_a_view_and_the_same_gradients():
     f = ncode.dynamics.MLP(2)
     wrapped = ncode.dynamics.Function(f.forward, f.control_shapes)
     shared, spread = ncode.NCODE(f, rtol=1e-6).double(), ncode.NCODE(wrapped, rtol=1e-6).double()

@@ -55,7 +55,7 @@ def test_one_term_is_a_static_control():
     torch.testing.assert_close(block(x), static(x))
 
 
-def test_coefficients_may_be_a_samples_own():
+def test_coefficients_may_differ_between_samples():
     gamma = ncode.OpenLoop(torch.nn.Linear(2, 4))
     block = ncode.NCODE(ncode.dynamics.MLP(2), ncode.TimeVarying(coefficients=gamma))
     assert gamma.heads["weight_1"].out_features == 3 * 16 * 2
@@ -72,7 +72,7 @@ def test_the_control_is_never_integrated():
     assert state == ({}, {})
 
 
-def test_a_course_has_no_control_to_start_from():
+def test_a_function_of_time_cannot_start_from_a_given_control():
     block = ncode.NCODE(ncode.dynamics.Linear(2), ncode.TimeVarying())
     with pytest.raises(ncode.InputError, match="function of time"):
         block.solve(torch.ones(1, 2), theta=torch.ones(1, 2, 2))
@@ -81,6 +81,6 @@ def test_a_course_has_no_control_to_start_from():
 @pytest.mark.parametrize(
     "wrong", [{"basis": "fuorier"}, {"terms": 0}, {"span": 0.0}, {"coefficients": ncode.Hebbian()}]
 )
-def test_what_makes_no_course_is_refused(wrong):
+def test_arguments_that_make_no_function_of_time_are_refused(wrong):
     with pytest.raises(ncode.InputError):
         ncode.TimeVarying(**wrong)

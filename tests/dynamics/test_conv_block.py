@@ -20,7 +20,7 @@ def random_control(f, batch, dtype=torch.float32):
 
 @settings(max_examples=15)
 @given(controlled=st.sets(st.sampled_from(NAMES)), batch=st.integers(1, 3))
-def test_any_subset_of_kernels_and_biases_may_be_a_samples_own(controlled, batch):
+def test_any_subset_of_kernels_and_biases_may_be_controlled(controlled, batch):
     f = ncode.dynamics.ConvBlock(2, filters=3, controlled=sorted(controlled))
     assert set(f.control_shapes) == controlled
     x, theta = torch.randn(batch, 2, 4, 5), random_control(f, batch)

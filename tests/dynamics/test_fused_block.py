@@ -246,7 +246,7 @@ def test_images_may_have_any_strides(on_cpu):
 
 
 @needs_emulation
-def test_nothing_is_kept_where_no_gradient_is_asked_for(on_cpu, monkeypatch):
+def test_nothing_is_kept_if_no_gradient_is_needed(on_cpu, monkeypatch):
     block, t, x, theta, grad = problem(2, 3, 3, 5, 4, 4, False, BIASES)
     kept, forward = [], _fused_block_kernels.forward
     monkeypatch.setattr(_fused_block_kernels, "forward", lambda *inputs: kept.append(inputs[-1]) or forward(*inputs))
@@ -258,7 +258,7 @@ def test_nothing_is_kept_where_no_gradient_is_asked_for(on_cpu, monkeypatch):
 
 
 @needs_emulation
-def test_gradients_of_kernels_are_made_only_where_wanted(on_cpu, monkeypatch):
+def test_gradients_of_kernels_are_computed_only_if_needed(on_cpu, monkeypatch):
     block, t, x, theta, grad = problem(2, 3, 3, 5, 4, 4, False, BIASES)
     made = []
     for name in ("front", "taps"):
@@ -388,7 +388,7 @@ def test_the_kernels_are_taken_only_for_what_they_can(monkeypatch):
         assert _fused_block.can_fuse(x, kernels, biases)
 
 
-def test_in_full_single_precision_kernels_of_their_own_take_the_convolutions(monkeypatch):
+def test_in_full_single_precision_one_kernel_per_sample_uses_the_convolutions(monkeypatch):
     monkeypatch.setattr(_convolution, "triton_available", lambda x: True)
     x, kernels, biases = whole()
     own = [kernel.expand(2, -1, -1, -1, -1) for kernel in kernels]

@@ -34,7 +34,7 @@ def test_sparse_rows_are_those_of_the_dense_matrix(batch, m, k, seed):
     torch.testing.assert_close(f(t, x, {"weight": values[0]})[0], f(t, x, {"weight": values})[0])
 
 
-def test_the_pattern_is_fixed_by_the_seed_and_has_no_place_twice():
+def test_the_seed_fixes_the_pattern_which_has_no_position_twice():
     f, again, other = (ncode.dynamics.SparseLinear(50, nonzeros=5, seed=s) for s in (3, 3, 4))
     assert torch.equal(f.columns, again.columns)
     assert not torch.equal(f.columns, other.columns)

@@ -17,7 +17,7 @@ def random_control(f, batch, dtype=torch.float32):
 
 
 @given(batch=st.integers(1, 3), dim=st.integers(1, 4), hidden=st.lists(st.integers(1, 5), min_size=1, max_size=3))
-def test_each_sample_goes_through_a_network_of_its_own(batch, dim, hidden):
+def test_each_sample_has_its_own_network(batch, dim, hidden):
     f = ncode.dynamics.MLP(dim, hidden=tuple(hidden))
     x, theta = torch.randn(batch, dim), random_control(f, batch)
     y = f(torch.zeros(batch), x, theta)
@@ -81,6 +81,6 @@ def test_a_string_is_not_taken_for_a_tuple_of_letters():
 
 
 @pytest.mark.parametrize("wrong", [{"dim": 0}, {"dim": 2, "hidden": 1.5}, {"dim": 2, "activation": "tanhh"}])
-def test_what_makes_no_network_is_refused(wrong):
+def test_arguments_that_make_no_network_are_refused(wrong):
     with pytest.raises(ncode.InputError):
         ncode.dynamics.MLP(**wrong)

@@ -58,7 +58,7 @@ class TimeVarying(Controller):
         self.coefficients = coefficients
 
     def build(self, shapes: Shapes, defaults: Theta) -> None:
-        """Bind the coefficients (terms, ...): the first starts as a static weight, the others at a tenth of its size."""
+        """Bind the coefficients, (terms, ...): the first starts as a static weight, the others at a tenth of it."""
         check_closed("TimeVarying", shapes, defaults)
         stacked = {}
         for name, value in defaults.items():
