@@ -1,1 +1,1 @@
-"""Other libraries' signatures over our solver, so that changing an import is enough."""
+"""Other libraries' interfaces on top of `ncode.solve`, so that changing an import is enough."""

@@ -1,4 +1,4 @@
-"""The three functions."""
+"""`odeint`, `odeint_adjoint` and `odeint_event`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ode import InputError
-from .event import crossing, find, link
-from .settings import Settings, adjoint_tolerance, check_adjoint
-from .state import Func, Leaves, State, System, end, saved
+from ...errors import InputError
+from .events import attach_time_gradient, crossing_function, find_event
+from .options import Options, adjoint_tolerance, check_adjoint
+from .system import Func, Leaves, State, System, final_leaves, saved_leaves
 
 FIRST_ONLY = (
     "second derivatives (create_graph=True) of a solve whose gradient has first derivatives only: use odeint with"
@@ -34,30 +34,30 @@ def odeint(
 ) -> Any:
     """Solve dy/dt = func(t, y) from y(t[0]) = y0, and return y at each time of t.
 
-    The system is one: with a batch inside y0, all share a step size. `ncode.solve` gives each its own, and is faster.
+    y0 is one system: samples of a batch inside y0 share a step size. `ncode.solve` gives each its own, and is faster.
 
     Args:
         func: func(t, y) -> dy/dt, with t of shape () and y like y0.
         y0: A tensor of any shape, or a tuple of tensors of one dtype.
         t: Times, (T,), strictly increasing or decreasing.
-        rtol, atol: The error a step may make: atol + rtol * |y|, root mean square over the state's elements.
+        rtol, atol: The tolerance per step: atol + rtol * |y|, root mean square over the elements of the state.
         method: Adaptive: dopri5 (default), dopri8, tsit5, bosh3, adaptive_heun. Fixed steps: euler, midpoint, heun2,
-            rk4, which step from each time of t to the next unless options say otherwise.
-        options: For all: `max_num_steps`; `gradient`, "discrete" (default) or "autograd" (second derivatives work, at
-            the price of memory). Adaptive: `safety`, `ifactor`, `dfactor`. Fixed: `step_size` or `grid_constructor`.
-        event_fn: event_fn(t, y) -> a tensor. The solve ends where any of its values first changes sign; of t, which
-            must have two times, only the first and the direction count.
+            rk4. Default step: from each time of t to the next.
+        options: For all: `max_num_steps`; `gradient`, "discrete" (default) or "autograd" (has second derivatives, needs
+            more memory). Adaptive: `safety`, `ifactor`, `dfactor`. Fixed: `step_size` or `grid_constructor`.
+        event_fn: event_fn(t, y) -> a tensor. The solve ends where any of its values first changes sign. t must have
+            two times, of which only the first and the direction matter.
 
     Returns:
-        y at the times of t, (T, *y0.shape), the first of them y0 itself; a tuple of such if y0 is one. With event_fn,
-        the event's time, which has no gradient (`odeint_event` has), and y at t[0] and at that time.
+        y at the times of t, (T, *y0.shape), the first of them y0 itself; a tuple of these if y0 is a tuple. With
+        event_fn, the event's time, without a gradient (`odeint_event` has one), and y at t[0] and at that time.
 
     >>> import math, torch
     >>> y = odeint(lambda t, y: -y, torch.ones(3, dtype=torch.float64), torch.tensor([0.0, 0.5, 1.0]))
     >>> y.shape, bool((y[-1] - math.exp(-1)).abs().max() < 1e-6)
     (torch.Size([3, 3]), True)
     """
-    return _odeint(func, y0, t, Settings.read(method, rtol, atol, options), event_fn)
+    return _odeint(func, y0, t, Options.read(method, rtol, atol, options), event_fn)
 
 
 def odeint_adjoint(
@@ -76,17 +76,17 @@ def odeint_adjoint(
     adjoint_options: dict[str, Any] | None = None,
     adjoint_params: Iterable[Tensor] | None = None,
 ) -> Any:
-    """`odeint` with a gradient that is solved for backward in time: memory does not grow with the number of steps.
+    """`odeint` with the adjoint gradient, solved backward in time: memory does not grow with the number of steps.
 
-    The gradient is only as exact as that solve. `odeint` has an exact one, and keeps one state a step.
+    The gradient is only as exact as that solve. `odeint` has an exact one, and keeps one state per step.
 
     Args:
         func, y0, t, rtol, atol, method, options, event_fn: As in `odeint`. func need not be a module.
-        adjoint_rtol, adjoint_atol: The tighter of these and of rtol, atol holds for both directions.
-        adjoint_method, adjoint_options: Those of the forward solve, or None; the norm may be "seminorm", which is
+        adjoint_rtol, adjoint_atol: The tighter of these and of rtol, atol is used in both directions.
+        adjoint_method, adjoint_options: Those of the forward solve, or None; "norm" may be "seminorm", which is
             always used.
-        adjoint_params: Not needed, and no restriction: gradients reach all that func touches and that requires one.
-            To leave a tensor out, use `requires_grad_(False)`.
+        adjoint_params: Not needed, and no restriction: gradients reach every tensor that func uses and that requires
+            one. To exclude a tensor, use `requires_grad_(False)`.
 
     >>> import torch
     >>> a = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
@@ -99,12 +99,12 @@ def odeint_adjoint(
         if not isinstance(parameter, Tensor):
             raise InputError(
                 f"adjoint_params must be tensors; given {type(parameter).__name__}: leave adjoint_params out, since"
-                " parameters are found by themselves"
+                " parameters are found automatically"
             )
     rtol, atol = adjoint_tolerance("rtol", rtol, adjoint_rtol), adjoint_tolerance("atol", atol, adjoint_atol)
-    settings = Settings.read(method, rtol, atol, options, "adjoint")
+    translated = Options.read(method, rtol, atol, options, "adjoint")
     check_adjoint(method, options, adjoint_method, adjoint_options)
-    return _odeint(func, y0, t, settings, event_fn)
+    return _odeint(func, y0, t, translated, event_fn)
 
 
 def odeint_event(
@@ -119,14 +119,14 @@ def odeint_event(
 ) -> tuple[Tensor, Any]:
     """Solve from t0 until any value of event_fn(t, y) changes sign: the event's time, and y at t0 and at that time.
 
-    Both are differentiable, with respect to y0, t0 and all that func and event_fn touch; first derivatives only. An
-    event that is at zero already at t0 happens there. Two sign changes within one step are not seen.
+    Both are differentiable with respect to y0, t0 and all tensors that func and event_fn use; first derivatives only.
+    If event_fn is zero at t0, the event is at t0. Two sign changes within one step are not detected.
 
     Args:
         func, y0: As in `odeint`.
-        t0: The time at which to start, a tensor with one element.
+        t0: The start time, a tensor with one element.
         event_fn: event_fn(t, y) -> a tensor.
-        reverse_time: Look for an event before t0.
+        reverse_time: Whether to solve backward in time.
         odeint_interface: `odeint`, `odeint_adjoint`, or a function like them.
         kwargs: Further arguments for odeint_interface.
 
@@ -147,55 +147,55 @@ def odeint_event(
     t0 = t0.reshape(())
     away = t0.detach() + (-1.0 if reverse_time else 1.0)
     event_t, solution = odeint_interface(func, y0, torch.stack([t0, away]), event_fn=event_fn, **kwargs)
-    system, start = System.check(func, y0, Settings.read(None, 0.0, 0.0, None))
+    system, start = System.check(func, y0, Options.read(None, 0.0, 0.0, None))
     leaves: Leaves = solution if system.nested else (solution,)
-    positive = crossing(event_fn, system, t0.detach().to(event_t.device), start)
-    when, last = link(system, positive, event_t.detach(), tuple(leaf[-1] for leaf in leaves))
+    positive = crossing_function(event_fn, system, t0.detach().to(event_t.device), start)
+    when, last = attach_time_gradient(system, positive, event_t.detach(), tuple(leaf[-1] for leaf in leaves))
     values = (torch.cat([leaf[:-1], new[None]]) for leaf, new in zip(leaves, last, strict=True))
-    when, *values = _once(FIRST_ONLY_EVENT, (when, *values))
+    when, *values = _forbid_double_backward(FIRST_ONLY_EVENT, (when, *values))
     return when, system.nest(tuple(values))
 
 
-def _odeint(func: Func, y0: Any, t: Any, settings: Settings, event_fn: Any) -> Any:
-    system, start = System.check(func, y0, settings)
+def _odeint(func: Func, y0: Any, t: Any, options: Options, event_fn: Any) -> Any:
+    system, start = System.check(func, y0, options)
     _check_times(t)
     t = t.to(start[0].device)
     if event_fn is not None:
-        when, values = _until(system, start, t, event_fn)
-    elif settings.fixed and settings.step_size is None:
-        when, values = None, _grid(system, start, t)
+        when, values = _solve_until_event(system, start, t, event_fn)
+    elif options.fixed and options.step_size is None:
+        when, values = None, _solve_on_grid(system, start, t)
     else:
-        when, values = None, saved(system.solve(start, *_ends(t), dt=settings.step_size, save_at=t))
-    if settings.gradient != "autograd":
-        values = _once(FIRST_ONLY, values)
+        when, values = None, saved_leaves(system.solve(start, *_ends(t), dt=options.step_size, save_at=t))
+    if options.gradient != "autograd":
+        values = _forbid_double_backward(FIRST_ONLY, values)
     return system.nest(values) if when is None else (when, system.nest(values))
 
 
-def _until(system: System, y0: Leaves, t: Tensor, event_fn: Any) -> tuple[Tensor, Leaves]:
-    """Find the event, and solve again up to it for the gradient."""
-    settings = system.settings
+def _solve_until_event(system: System, y0: Leaves, t: Tensor, event_fn: Any) -> tuple[Tensor, Leaves]:
+    """Find the event, and solve again up to its time for the gradient."""
+    options = system.options
     if len(t) != 2:
         raise InputError(
-            f"with event_fn, t must have two times, the start and another that tells the direction; given {len(t)}"
+            f"with event_fn, t must have two times, the start and another for the direction; given {len(t)}"
         )
-    if settings.fixed and settings.step_size is None:
+    if options.fixed and options.step_size is None:
         raise InputError('with event_fn, a method with fixed steps needs options={"step_size": ...}')
-    positive = crossing(event_fn, system, t[0].detach(), y0)
+    positive = crossing_function(event_fn, system, t[0].detach(), y0)
     begin, away = t.detach().tolist()
-    when, found = find(system, positive, y0, begin, away - begin)
-    solved = end(system.solve(y0, _ends(t)[0], when, dt=settings.step_size))
-    # The value comes from the solution on which event_fn is zero, so that it is there to the last digit.
+    when, found = find_event(system, positive, y0, begin, away - begin)
+    solved = final_leaves(system.solve(y0, _ends(t)[0], when, dt=options.step_size))
+    # The value is that of the dense solution, on which event_fn is zero to the last digit.
     last = [leaf + (value - leaf).detach() for leaf, value in zip(solved, found, strict=True)]
     values = tuple(torch.stack([first, leaf]) for first, leaf in zip(y0, last, strict=True))
     return torch.tensor(when, dtype=t.dtype, device=t.device), values
 
 
-def _grid(system: System, y0: Leaves, t: Tensor) -> Leaves:
-    """One fixed step between every two times of a grid, which is t where options do not make another."""
-    make = system.settings.grid
-    if make is None and system.settings.gradient != "adjoint" and not t.requires_grad and _is_uniform(t):
+def _solve_on_grid(system: System, y0: Leaves, t: Tensor) -> Leaves:
+    """One fixed step between every two times of a grid. Default grid: t."""
+    make = system.options.grid
+    if make is None and system.options.gradient != "adjoint" and not t.requires_grad and _is_uniform(t):
         begin, away = _ends(t)
-        return saved(system.solve(y0, begin, away, dt=abs(away - begin) / (len(t) - 1), save_at=t))
+        return saved_leaves(system.solve(y0, begin, away, dt=abs(away - begin) / (len(t) - 1), save_at=t))
     grid = t if make is None else _check_grid(make(system.func, system.nest(y0), t), t)
     sign = torch.sign(t[-1] - t[0]).detach()
     rows = [tuple(leaf[None] for leaf in y0)]
@@ -205,13 +205,13 @@ def _grid(system: System, y0: Leaves, t: Tensor) -> Leaves:
     for (a, b), length in zip(pairs, lengths, strict=True):
         passed = t[((t - a) * sign > 0) & ((t - b) * sign <= 0)]
         solution = system.solve(y, a, b, dt=length, save_at=passed)
-        y = end(solution)
-        rows.append(saved(solution))
+        y = final_leaves(solution)
+        rows.append(saved_leaves(solution))
     return tuple(torch.cat(leaves) for leaves in zip(*rows, strict=True))
 
 
 def _ends(t: Tensor) -> tuple[Any, Any]:
-    """The first and the last time; as numbers, which is quicker, where they need no gradient."""
+    """The first and the last time, as numbers if they need no gradient, which is faster."""
     return (t[0], t[-1]) if t.requires_grad else (t[0].item(), t[-1].item())
 
 
@@ -245,22 +245,22 @@ def _check_grid(grid: Any, t: Tensor) -> Tensor:
     return grid
 
 
-class _Once(torch.autograd.Function):
-    """The identity, which can tell that second derivatives are wanted where there are none."""
+class _ForbidDoubleBackward(torch.autograd.Function):
+    """The identity, which raises for second derivatives."""
 
     @staticmethod
     def forward(ctx: Any, sentence: str, *leaves: Tensor) -> Leaves:
         ctx.sentence = sentence
         ctx.set_materialize_grads(False)
-        return tuple(leaf.clone() for leaf in leaves)  # a view could not be changed in place
+        return tuple(leaf.clone() for leaf in leaves)  # views could not be changed in place by the caller
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        # Autograd records its own backward pass only to differentiate it again.
+        # Gradients are enabled in backward only with create_graph=True.
         if torch.is_grad_enabled():
             raise InputError(ctx.sentence)
         return (None, *grads)
 
 
-def _once(sentence: str, leaves: Leaves) -> Leaves:
-    return _Once.apply(sentence, *leaves) if any(leaf.requires_grad for leaf in leaves) else leaves
+def _forbid_double_backward(sentence: str, leaves: Leaves) -> Leaves:
+    return _ForbidDoubleBackward.apply(sentence, *leaves) if any(leaf.requires_grad for leaf in leaves) else leaves

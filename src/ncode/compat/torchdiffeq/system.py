@@ -1,8 +1,8 @@
 """One system as a batch of one: torchdiffeq's states and functions in the form that `ncode.solve` takes.
 
 A tensor state y becomes x of shape (1, *y.shape). A tuple becomes x and a control: its first tensor is x, and the
-others are a control that feedback drives. So nothing is copied into one long vector, and a large tensor does not hide
-the error of a small one, such as the log-density next to the state of a continuous normalising flow.
+others are a control driven by feedback. So nothing is copied into one long vector, and a large tensor does not hide the
+error of a small one, such as the log-density of a continuous normalising flow.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from ..._torch_private import is_symbolic
-from ...ode import InputError, Solution, SolveError, solve
-from .settings import Settings
+from ...errors import InputError, SolveError
+from ...ode import Solution, solve
+from .options import Options
 
 Leaves = tuple[Tensor, ...]
 State = Tensor | Leaves
@@ -28,14 +29,14 @@ CALLBACKS = ("callback_step", "callback_accept_step", "callback_reject_step")
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """dy/dt = func(t, y) and how to solve it. States are tuples of leaves here, whatever the user gave."""
+    """dy/dt = func(t, y), and how to solve it. States are tuples of leaves here, also if the user's is a tensor."""
 
     func: Func
-    nested: bool  # whether y is a tuple for the user
-    settings: Settings
+    nested: bool  # whether the user's y is a tuple
+    options: Options
 
     @classmethod
-    def check(cls, func: Func, y0: Any, settings: Settings) -> tuple[System, Leaves]:
+    def check(cls, func: Func, y0: Any, options: Options) -> tuple[System, Leaves]:
         """The system, and the leaves of its state at the start."""
         if not callable(func):
             raise InputError(f"func must be a function of (t, y); given {type(func).__name__}")
@@ -45,10 +46,10 @@ class System:
                     f"func has a method {name}, which would not be called: ncode has no callbacks; remove it, or do in"
                     " func itself what it does"
                 )
-        return cls(func, not isinstance(y0, Tensor), settings), _check_state(y0)
+        return cls(func, not isinstance(y0, Tensor), options), _check_state(y0)
 
     def nest(self, leaves: Leaves) -> State:
-        """Leaves as the user nested them."""
+        """Leaves in the form of the user's state."""
         return leaves if self.nested else leaves[0]
 
     def slope(self, t: Tensor, y: Leaves) -> Leaves:
@@ -57,33 +58,33 @@ class System:
 
     def solve(self, y0: Leaves, t0: float | Tensor, t1: float | Tensor, **more: Any) -> Solution:
         """`ncode.solve` on the batch of one."""
-        settings = self.settings
+        options = self.options
         x, *others = (leaf[None] for leaf in y0)
-        kept: list[Any] = []
+        cache: list[Any] = []
         arguments: dict[str, Any] = {
             "theta": tuple(others) or None,
-            "feedback": partial(_others, self.func, self.nested, kept) if others else None,
-            "method": settings.method,
-            "rtol": settings.rtol,
-            "atol": settings.atol,
-            "gradient": settings.gradient,
-            "pid": settings.pid,
-            "max_steps": settings.max_steps or 2**31 - 1,
+            "feedback": partial(_others, self.func, self.nested, cache) if others else None,
+            "method": options.method,
+            "rtol": options.rtol,
+            "atol": options.atol,
+            "gradient": options.gradient,
+            "pid": options.pid,
+            "max_steps": options.max_steps or 2**31 - 1,
         }
         try:
-            # A partial, and not an object of our own, since `solve` looks into partials for parameters.
-            return solve(partial(_first, self.func, self.nested, kept), x, t0, t1, **(arguments | more))
+            # `solve` finds parameters in partials, not in objects of other classes.
+            return solve(partial(_first, self.func, self.nested, cache), x, t0, t1, **(arguments | more))
         except SolveError as error:
             where = 'max_steps is options["max_num_steps"] here'
             raise SolveError(error.samples, error.times, error.statuses, None, 1, where) from None
 
 
-def end(solution: Solution) -> Leaves:
+def final_leaves(solution: Solution) -> Leaves:
     """The leaves at t1."""
     return tuple(leaf[0] for leaf in (solution.x, *(solution.theta or ())))
 
 
-def saved(solution: Solution) -> Leaves:
+def saved_leaves(solution: Solution) -> Leaves:
     """The leaves at the saved times, (T, ...)."""
     assert solution.xs is not None
     return tuple(leaf[0] for leaf in (solution.xs, *(solution.thetas or ())))
@@ -109,24 +110,24 @@ def _fit(k: Any, y: Tensor) -> Tensor:
         raise InputError(f"func returned a tensor on {k.device}; expected {y.device}, where the state is")
     if k.is_complex() and not y.is_complex():
         raise InputError(f"func returned {k.dtype} for a state of {y.dtype}: make y0 complex")
-    return k.to(y.dtype)  # rounds, as torchdiffeq does: func may compute under autocast
+    return k.to(y.dtype)  # as torchdiffeq does: func may compute under autocast
 
 
-def _first(func: Func, nested: bool, kept: list[Any], t: Tensor, x: Tensor, theta: Any) -> Tensor:
-    """dx/dt; what the same evaluation says of the control waits in `kept` for `_others` to ask."""
+def _first(func: Func, nested: bool, cache: list[Any], t: Tensor, x: Tensor, theta: Any) -> Tensor:
+    """dx/dt; dtheta/dt of the same evaluation is cached for `_others`."""
     y = tuple(leaf[0] for leaf in (x, *(theta or ())))
     first, *others = (k[None] for k in slope(func, nested, t[0], y))
     if others:
-        kept[:] = [t, x, tuple(others)]
+        cache[:] = [t, x, tuple(others)]
     return first
 
 
-def _others(func: Func, nested: bool, kept: list[Any], t: Tensor, x: Tensor, theta: Any) -> Leaves:
+def _others(func: Func, nested: bool, cache: list[Any], t: Tensor, x: Tensor, theta: Any) -> Leaves:
     """dtheta/dt."""
-    if not kept or kept[0] is not t or kept[1] is not x:
-        _first(func, nested, kept, t, x, theta)
-    others = kept.pop()
-    kept.clear()  # or the last evaluation's graph would live as long as the system
+    if not cache or cache[0] is not t or cache[1] is not x:
+        _first(func, nested, cache, t, x, theta)
+    others = cache.pop()
+    cache.clear()  # otherwise the last evaluation's graph would live as long as the system
     return others
 
 

@@ -1,4 +1,4 @@
-"""Events: where along a solution a function of time and state first changes sign, and gradients of that time."""
+"""Events: the time at which a function of time and state first changes sign, and its gradient."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ode import InputError, Solution, SolveError, Status
-from .state import Leaves, System
+from ...errors import InputError, SolveError, Status
+from ...ode import Solution
+from .system import Leaves, System
 
-CHUNK = 32  # steps between two looks: what is solved beyond the event is lost
-MOST_STEPS = 20_000  # without an event, where options do not say
+CHUNK = 32  # steps between two checks: steps beyond the event are wasted
+MAX_STEPS = 20_000  # without an event; default of options["max_num_steps"]
 
 Crossing = Callable[[Tensor, Leaves], Tensor]
 
 
-def crossing(event_fn: Any, system: System, t0: Tensor, y0: Leaves) -> Crossing:
-    """A function of (t, y) that starts positive (or at zero) and is not once any value of event_fn has changed sign."""
+def crossing_function(event_fn: Any, system: System, t0: Tensor, y0: Leaves) -> Crossing:
+    """A function of (t, y) that is at least 0 at first, and negative once a value of event_fn has changed its sign."""
     if not callable(event_fn):
         raise InputError(f"event_fn must be a function of (t, y); given {type(event_fn).__name__}")
 
@@ -40,20 +41,25 @@ def crossing(event_fn: Any, system: System, t0: Tensor, y0: Leaves) -> Crossing:
 
 
 @torch.no_grad()
-def find(system: System, positive: Crossing, y0: Leaves, t0: float, span: float) -> tuple[float, Leaves]:
-    """The first time at which `positive` no longer is, and the state there; `span` is a guess, with the direction.
+def find_event(system: System, positive: Crossing, y0: Leaves, t0: float, span: float) -> tuple[float, Leaves]:
+    """The first time at which `positive` is not positive, and the state there.
 
-    Solves a few steps at a time, and looks at the ends of steps. Then bisects on the dense solution, to the
-    precision of time.
+    Solves a few steps at a time and checks the ends of steps, then bisects on the dense solution to the precision of
+    time.
+
+    Args:
+        system, y0, t0: What to solve.
+        positive: A crossing function.
+        span: A first guess of the duration; its sign is the direction.
     """
-    device, limit, dt = y0[0].device, system.settings.max_steps or MOST_STEPS, system.settings.step_size
+    device, limit, dt = y0[0].device, system.options.max_steps or MAX_STEPS, system.options.step_size
     if dt is not None:
-        span = math.copysign(CHUNK * dt, span)  # whole steps, so that all of them lie on one grid
+        span = math.copysign(CHUNK * dt, span)  # whole steps, so that all lie on one grid
 
-    def over(t: float, y: Leaves) -> bool:
+    def crossed(t: float, y: Leaves) -> bool:
         return bool(positive(torch.tensor(t, dtype=torch.float64, device=device), y) <= 0)
 
-    if over(t0, y0):
+    if crossed(t0, y0):
         return t0, y0
     t, y, taken = t0, y0, 0
     while taken < limit and math.isfinite(t + span):
@@ -61,16 +67,16 @@ def find(system: System, positive: Crossing, y0: Leaves, t0: float, span: float)
         solution = system.solve(y, t, t + span, dt=dt, dense=True, max_steps=steps, throw=False)
         knots = [] if solution.dense is None else solution.dense.ends[0].tolist()
         for knot in knots:
-            if knot != t and over(knot, at(solution, knot)):
-                return _bisect(solution, over, t, knot)
+            if knot != t and crossed(knot, _leaves_at(solution, knot)):
+                return _bisect(solution, crossed, t, knot)
             t = knot
         status = solution.status[0]
-        if status is Status.MAX_STEPS and t == begin:  # all these steps together were too small for time to tell
+        if status is Status.MAX_STEPS and t == begin:  # all steps together were too small to change the time
             status = Status.STEP_TOO_SMALL
         if status not in (Status.OK, Status.MAX_STEPS):
             where = "and event_fn had not changed its sign before"
             raise SolveError([0], [t], [status], None, 1, where)
-        y = at(solution, t) if knots else y
+        y = _leaves_at(solution, t) if knots else y
         taken += len(knots)
         if status is Status.OK:
             span *= 2
@@ -80,7 +86,7 @@ def find(system: System, positive: Crossing, y0: Leaves, t0: float, span: float)
     )
 
 
-def at(solution: Solution, t: float) -> Leaves:
+def _leaves_at(solution: Solution, t: float) -> Leaves:
     """The leaves at one time of a dense solution."""
     assert solution.dense is not None
     time = torch.full_like(solution.t, t)[:, None]
@@ -88,19 +94,19 @@ def at(solution: Solution, t: float) -> Leaves:
 
 
 def _bisect(
-    solution: Solution, over: Callable[[float, Leaves], bool], before: float, after: float
+    solution: Solution, crossed: Callable[[float, Leaves], bool], before: float, after: float
 ) -> tuple[float, Leaves]:
     width = sys.float_info.epsilon * max(abs(after), abs(after - before))
     while abs(after - before) > width:
         middle = (before + after) / 2
-        before, after = (before, middle) if over(middle, at(solution, middle)) else (middle, after)
-    return after, at(solution, after)
+        before, after = (before, middle) if crossed(middle, _leaves_at(solution, middle)) else (middle, after)
+    return after, _leaves_at(solution, after)
 
 
-def link(system: System, positive: Crossing, t: Tensor, y: Leaves) -> tuple[Tensor, Leaves]:
-    """The same event with a time that is differentiable, by the implicit function theorem.
+def attach_time_gradient(system: System, positive: Crossing, t: Tensor, y: Leaves) -> tuple[Tensor, Leaves]:
+    """The same event with a differentiable time, by the implicit function theorem.
 
-    With c(t, y(t)) = 0 at the event, and y as the gradient knows it, the state at a fixed time, dt = -dc / (dc/dt).
+    With c(t, y(t)) = 0 at the event, and gradients of y taken at a fixed time, dt = -dc / (dc/dt).
     """
     c = positive(t, y)
     if not any(tensor.requires_grad for tensor in (c, *y)):
@@ -119,6 +125,6 @@ def link(system: System, positive: Crossing, t: Tensor, y: Leaves) -> tuple[Tens
             f"event_fn does not change along the solution at the event, t = {t.item():.6g}, so the event's time has no"
             " derivative: use odeint(..., event_fn=...), which takes that time as a constant, or torch.no_grad()"
         )
-    # Newton's step, without its value: the event has been found already.
+    # Newton's step, whose value is zero: only its gradient is used.
     shift = ((c.detach() - c) / rate).to(t.dtype)
     return t + shift, tuple(leaf + k * shift.to(k.real.dtype) for leaf, k in zip(y, slope, strict=True))

@@ -1,4 +1,4 @@
-"""The door for names: methods, tolerances and options of torchdiffeq, as what `ncode.solve` calls them."""
+"""Methods, tolerances and options of torchdiffeq, translated to those of `ncode.solve`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ...checks import check_choice, check_number
-from ...ode import PID, InputError
+from ...errors import InputError
+from ...ode import PID
 from ...ode.problem import GRADIENTS
 
 ADAPTIVE = {name: name for name in ("dopri5", "dopri8", "bosh3", "tsit5")} | {"adaptive_heun": "heun"}
@@ -42,12 +43,14 @@ NO_OPTION = {
     "jump_t": _BREAK,
 }
 
+LOWEST = {"step_size": 0, "safety": 0, "dfactor": 0, "ifactor": 1, "max_num_steps": 1}
+
 Grid = Callable[[Any, Any, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """How to solve, in our words."""
+class Options:
+    """How to solve, in the terms of `ncode.solve`."""
 
     method: str
     rtol: float
@@ -57,27 +60,21 @@ class Settings:
     step_size: float | None
     grid: Grid | None
     pid: PID
-    max_steps: int | None  # None: as many as it takes
+    max_steps: int | None  # None: no limit
 
     @classmethod
-    def read(cls, method: Any, rtol: Any, atol: Any, options: Any, gradient: str | None = None) -> Settings:
-        """Translate arguments of `odeint`; `gradient` where the caller has already chosen it."""
+    def read(cls, method: Any, rtol: Any, atol: Any, options: Any, gradient: str | None = None) -> Options:
+        """Translate arguments of `odeint`; `gradient` overrides that of `options`."""
         method = "dopri5" if method is None else method
         if isinstance(method, str) and method in NO_METHOD:
             raise InputError(f'method "{method}" is not available: {NO_METHOD[method]}')
         fixed = check_choice("method", method, (*ADAPTIVE, *FIXED)) in FIXED
-        options = _options(method, fixed, options)
+        options = _check_options(method, fixed, options)
         if gradient is not None and "gradient" in options:
             raise InputError('odeint_adjoint has the "adjoint" gradient: for another, use odeint')
         number = {
             name: check_number(f'options["{name}"]', _item(options[name]), low=low, strict=low == 0)
-            for name, low in {
-                "step_size": 0,
-                "safety": 0,
-                "dfactor": 0,
-                "ifactor": 1,
-                "max_num_steps": 1,
-            }.items()
+            for name, low in LOWEST.items()
             if name in options
         }
         if number.get("max_num_steps", 1) % 1:
@@ -97,7 +94,7 @@ class Settings:
 
 
 def tolerance(name: str, value: Any) -> float:
-    """One number for all elements."""
+    """A tolerance, which must be one number."""
     value = _item(value)
     if isinstance(value, (Tensor, tuple, list)):
         raise InputError(
@@ -108,13 +105,13 @@ def tolerance(name: str, value: Any) -> float:
 
 
 def adjoint_tolerance(name: str, forward: Any, backward: Any) -> float:
-    """The tighter of the two: one solver serves both directions, and so meets both wishes."""
+    """The tighter of the two, which is used in both directions."""
     both = tolerance(name, forward), tolerance(f"adjoint_{name}", forward if backward is None else backward)
     return min(both)
 
 
 def check_adjoint(method: Any, options: Any, adjoint_method: Any, adjoint_options: Any) -> None:
-    """The adjoint is solved as the forward problem is: refuse what asks for something else."""
+    """Refuse arguments for the adjoint that differ from those of the forward solve."""
     if adjoint_method is not None and adjoint_method != (method or "dopri5"):
         raise InputError(
             f"adjoint_method={adjoint_method!r} differs from method={method!r}: ncode solves the adjoint with the"
@@ -125,9 +122,7 @@ def check_adjoint(method: Any, options: Any, adjoint_method: Any, adjoint_option
     wanted = dict(_mapping("adjoint_options", adjoint_options))
     norm = wanted.pop("norm", "seminorm")
     if not (isinstance(norm, str) and norm == "seminorm"):
-        raise InputError(
-            'adjoint_options["norm"] can only be "seminorm", which is always used here; given another: leave it out'
-        )
+        raise InputError('adjoint_options["norm"] can only be "seminorm", which is always used here; leave it out')
     given = {} if options is None else options
     differing = [name for name, value in wanted.items() if name not in given or given[name] != value]
     if differing:
@@ -137,8 +132,8 @@ def check_adjoint(method: Any, options: Any, adjoint_method: Any, adjoint_option
         )
 
 
-def _options(method: str, fixed: bool, options: Any) -> Mapping[str, Any]:
-    """Check the names of options, and the values of those that change nothing here."""
+def _check_options(method: str, fixed: bool, options: Any) -> Mapping[str, Any]:
+    """Check the names of options, and the values of those that have no effect here."""
     options = {} if options is None else _mapping("options", options)
     kind, mine, others = ("fixed", FOR_FIXED, FOR_ADAPTIVE) if fixed else ("adaptive", FOR_ADAPTIVE, FOR_FIXED)
     for name in options:
