@@ -3,7 +3,7 @@
     python -m benchmarks.autoencoder [--device cuda] [--json results/autoencoder-cuda.json]
 
 The aims are 50 epochs within five minutes on one H200, and a flow that takes less than a tenth of a step. A step is
-that of `ncode run autoencode --paper --dataset cifar10 --precision bf16 --graph`, with its augmentation and AdamW, on
+that of `ncode run autoencode --full --dataset cifar10 --precision bf16 --graph`, with its augmentation and Adam, on
 drawn images: what they show does not matter here. The flow, from the control to the code, is timed by itself, forward
 and backward.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from ncode_lab.data import ImageSets, draw_shapes
 from ncode_lab.experiments.autoencode import Autoencode
-from ncode_lab.experiments.coding_recipes import PAPER
-from ncode_lab.experiments.coding_task import Code
+from ncode_lab.experiments.coding.settings import FULL
+from ncode_lab.experiments.coding.training import Code
 from ncode_lab.training import RunOptions, Trial
 from ncode_lab.training.devices import start_fabric
 from ncode_lab.training.engine import Engine
@@ -53,7 +53,7 @@ def measure(kind: str, given: argparse.Namespace) -> dict[str, str | float]:
     cuda = torch.device(given.device).type == "cuda"
     torch.backends.cudnn.benchmark = cuda
     own = {"dataset": "cifar10", "models": (kind,), "batch": given.batch, "width": given.width}
-    settings = Autoencode(**{**PAPER, **own})
+    settings = Autoencode(**{**FULL, **own})
     images = draw_shapes(8 * given.batch, generator=0)
     task = Code(settings, Trial(kind, "drawn", 0), ImageSets(images, images))
     fabric = start_fabric(RunOptions(device=given.device, precision="bf16", graph=cuda))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from ncode_lab.models.classifier_family import Design, Solver, build_classifier
+from ncode_lab.experiments.classification import Design, Solver, build_classifier
 from torch import Tensor, nn
 from torch.nn import functional as F
 

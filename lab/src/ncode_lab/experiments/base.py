@@ -1,30 +1,31 @@
-"""`Experiment`: settings that know how to run themselves."""
+"""`Experiment`: a dataclass of settings that knows how to run itself."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor
 
 from ncode import InputError
+from ncode.checks import check_choice
 
 from ..training.result import Column, Reported, Result, Trial
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..training.trial_context import TrialContext
+    from ..training import TrialContext
 
-PRESETS = ("smoke", "quick", "paper")
-DOTS = 150  # an inch, of PNG figures
+PRESETS = ("smoke", "quick", "full", "paper")
+DPI = 150  # of PNG figures
 
 
 class Finished(NamedTuple):
-    """A trial that is done, and where its files are.
+    """A trial that is done, and the folder of its files.
 
     >>> about = ("reflection", "node", "reflection", "quick", 0, {}, {"error": 0.3}, 25, 1.0, "CPU", {}, "", "")
     >>> Finished(Trial("node", "reflection"), Result(*about), Path("runs")).result.metrics
@@ -36,14 +37,14 @@ class Finished(NamedTuple):
     folder: Path
 
     def load(self, name: str) -> dict[str, Tensor]:
-        """The tensors that the trial kept under a name: see `TrialContext.save_tensors`."""
+        """The tensors that the trial saved under a name: see `TrialContext.save_tensors`."""
         from safetensors.torch import load_file
 
         return load_file(self.folder / "kept" / f"{name}.safetensors")
 
 
 class Picture(NamedTuple):
-    """A figure of an experiment: its file name, what is drawn, and the sentence below it.
+    """A figure of an experiment: its file name, the drawing, and its caption.
 
     >>> import tempfile
     >>> from matplotlib.figure import Figure
@@ -60,23 +61,26 @@ class Picture(NamedTuple):
         """Write it as SVG and as PNG."""
         paths = tuple(folder / f"{self.name}.{kind}" for kind in ("svg", "png"))
         for path in paths:
-            self.figure.savefig(path, dpi=DOTS)
+            self.figure.savefig(path, dpi=DPI)
         return paths
 
 
 @dataclass(frozen=True)
 class Experiment(ABC):
-    """An experiment of the paper. Its fields are its settings, and options of the command.
+    """An experiment of the paper. Its fields are its settings, and options of the command line.
 
-    A subclass is a frozen dataclass, in a file of its own, whose defaults are the paper's settings.
+    A subclass is a frozen dataclass, in a folder of its own.
 
     Attributes:
-        name: What it is called on the command line.
-        line: One line, for `ncode list`.
-        question: A paragraph for the report: what is asked, and what a reader should look for.
-        presets: "smoke" (seconds), "quick" (about a minute on two cores), "paper": changes to the defaults.
+        name: Name on the command line.
+        line: One line for `ncode list`.
+        question: A paragraph for the report: the question, and what a reader should look for.
+        presets: Changes to the defaults for "smoke" (seconds), "quick" (about a minute on two cores), "full" (our best
+            recipe) and "paper" (the paper's own settings). An experiment without a recipe of ours has no "full", and
+            uses "paper" for it.
         columns: The metrics that tables show.
         paper: The paper's own numbers.
+        retired: Settings of earlier versions, with the value that is now fixed.
 
     >>> from ncode_lab.experiments import find
     >>> settings = find("reflection").preset("smoke")
@@ -90,39 +94,79 @@ class Experiment(ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
     columns: ClassVar[tuple[Column, ...]]
     paper: ClassVar[tuple[Reported, ...]] = ()
+    retired: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
     def preset(cls, name: str) -> Self:
         """The settings of a preset."""
-        if name not in PRESETS:
-            raise InputError(f"there is no preset {name!r}; choose one of: {', '.join(PRESETS)}")
-        return cls(**cls.presets.get(name, {}))
+        return cls(**cls._changes(check_choice("preset", name, PRESETS)))
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> tuple[Self, str]:
+        """Settings and preset of a run from its run.json, also of a run that an earlier version began.
+
+        >>> from ncode_lab.experiments import find
+        >>> record = {"preset": "quick", "settings": {"models": ["node"], "steps": 3, "rtol": 0.001}}
+        >>> settings, preset = find("reflection").from_record(record)
+        >>> settings.models, preset
+        (('node',), 'quick')
+        """
+        settings, preset = record["settings"], record["preset"]
+        cls.check_retired(settings)
+        # Before there was "full", its settings were called "paper".
+        if preset == "paper" and "full" in cls.presets and cls.retired.keys() & settings.keys():
+            preset = "full"
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: _to_tuple(value) for name, value in settings.items() if name in known}), preset
+
+    @classmethod
+    def check_retired(cls, settings: Mapping[str, Any]) -> None:
+        """Refuse settings of an earlier version that this one cannot reproduce."""
+        known = {field.name for field in fields(cls)}
+        for name, value in settings.items():
+            if name not in known and not (name in cls.retired and _to_tuple(value) == cls.retired[name]):
+                raise InputError(
+                    f"the run was begun by another version: {cls.name} has no setting {name}, which was {value!r}."
+                    " Start a new run, or use that version"
+                )
 
     @abstractmethod
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
-        """What there is to run, in order."""
+        """The trials to run, in order."""
 
     @abstractmethod
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
-        """Run one trial and return its metrics: train with `context.fit`, save data for figures with `save_tensors`."""
+        """Run one trial and return its metrics.
+
+        Train with `context.fit(task)`, and save what the figures need with `context.save_tensors`.
+        """
 
     @abstractmethod
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
-        """Draw what the trials that are done have kept. There may be fewer than `trials` has."""
+        """Figures of the finished trials, which may be fewer than `trials` lists."""
 
     @classmethod
     def redraw(cls, results: Sequence[Result]) -> list[Picture]:
-        """What can be drawn of results alone, without what the trials kept. Nothing, unless an experiment says how."""
+        """Figures that need result files only, without the tensors that trials saved. Default: none."""
         return []
 
     @classmethod
     def about(cls) -> dict[str, Any]:
-        """What a report says of the experiment: title, question, models, columns of its tables, the paper's numbers."""
+        """What a report says about the experiment: title, question, models, table columns and the paper's numbers."""
         return {
             "title": f"{cls.name.capitalize()}: {cls.line}",
             "question": cls.question,
-            # In the order in which tables have them.
-            "models": list(cls.presets.get("paper", {}).get("models", getattr(cls, "models", ()))),
+            # In the order of the tables.
+            "models": list(cls._changes("full").get("models", getattr(cls, "models", ()))),
             "columns": [column._asdict() for column in cls.columns],
             "paper": [reported._asdict() for reported in cls.paper],
         }
+
+    @classmethod
+    def _changes(cls, preset: str) -> Mapping[str, Any]:
+        return cls.presets.get(preset, cls.presets["paper"])
+
+
+def _to_tuple(value: Any) -> Any:
+    """JSON has lists where settings have tuples."""
+    return tuple(map(_to_tuple, value)) if isinstance(value, list) else value

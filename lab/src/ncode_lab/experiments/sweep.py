@@ -30,7 +30,7 @@ Point = dict[str, Any]
 class SweepOptions:
     """Options of a sweep that do not depend on the experiment."""
 
-    metric: str | None = None
+    metric: str = ""
     """Metric that ranks the points: its mean over models and seeds. Default: the experiment's first column."""
     maximise: bool = False
     """Whether a larger metric is better."""
@@ -60,8 +60,10 @@ class Sweep(SweepOptions):
     base: Experiment
     preset: str
     grid: Mapping[str, tuple[Any, ...]]
-    metric: str
     options: RunOptions = field(default_factory=RunOptions)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metric", self.metric or self.base.columns[0].metric)
 
     @property
     def folder(self) -> Path:

@@ -1,1 +1,1 @@
-"""Drawing: takes tensors and numbers, returns matplotlib figures. One file an experiment."""
+"""Helpers of all figures: sizes and colours, grids of images, training curves."""

@@ -15,13 +15,13 @@ Curves = Mapping[str, Sequence[float]]  # as `Result.curves` has them
 
 
 class Quantity(NamedTuple):
-    """A quantity that was logged, as a panel shows it.
+    """A logged quantity, and how a panel shows it.
 
     Attributes:
-        kind: Of the lines: "train" or "evaluation".
-        name: Of the number: "loss".
-        label: Of the axis, with its unit.
-        scale: What the number is multiplied by first: 100 for per cent.
+        kind: "train" or "evaluation".
+        name: Its name in the log, such as "loss".
+        label: Label of the axis, with its unit.
+        scale: Factor of the values: 100 for per cent.
         log: Whether the axis is logarithmic.
     """
 
@@ -33,7 +33,7 @@ class Quantity(NamedTuple):
 
 
 class Spread(NamedTuple):
-    """Steps (T,), and the mean, the least and the greatest value over seeds at each."""
+    """Steps (T,), and the mean, minimum and maximum over seeds at each."""
 
     steps: torch.Tensor
     mean: torch.Tensor
@@ -48,13 +48,13 @@ def draw_curves(
     shades: Mapping[str, str] | None = None,
     titles: Mapping[str, str] | None = None,
 ) -> Figure:
-    """A panel a quantity, a line a model: the mean over its seeds, with a band from the least to the greatest.
+    """One panel per quantity, one line per model: the mean over its seeds, with a band from minimum to maximum.
 
     Args:
-        curves: For each model the curves of its seeds, as a run's results have them.
-        quantities: What to show.
-        shades: Colours of models; those of `style.colour`, unless told.
-        titles: What models are called in the legend; their names, unless told.
+        curves: Curves of the seeds of each model, as in `Result.curves`.
+        quantities: The quantities to show.
+        shades: Colours of models. Default: `style.colour`.
+        titles: Names of models in the legend. Default: their own.
 
     >>> seen = {"train step": [1, 5, 10], "train loss": [0.9, 0.4, 0.1]}
     >>> len(draw_curves({"node": [seen, seen]}, [Quantity("train", "loss", "loss", log=True)]).axes)
@@ -76,12 +76,12 @@ def draw_curves(
 
 
 def draw_curve(panel: Axes, seeds: Sequence[Curves], quantity: Quantity, *, color: str, label: str = "") -> None:
-    """One model's line and band; nothing where no seed has logged the quantity."""
+    """The line and band of one model; nothing if no seed has logged the quantity."""
     spread = spread_of(seeds, quantity)
     if spread is None:
         return
     steps, mean, low, high = (each.numpy() for each in spread)
-    # A model that was looked at only once would leave no trace.
+    # A single point needs a marker to be visible.
     mark: dict[str, Any] = {"marker": "o", "markersize": 4} if len(steps) == 1 else {}
     panel.plot(steps, mean, color=color, linewidth=1.6, label=label, **mark)
     if len(seeds) > 1:
@@ -89,10 +89,9 @@ def draw_curve(panel: Axes, seeds: Sequence[Curves], quantity: Quantity, *, colo
 
 
 def spread_of(seeds: Sequence[Curves], quantity: Quantity) -> Spread | None:
-    """The seeds side by side at the steps of the first, as far as all of them go.
+    """Mean and range over seeds at the steps of the first, up to the end of the shortest.
 
-    How often a run looks at its numbers depends on the machine's pace, so that seeds may have other steps: values
-    between two steps are on the line through both.
+    Seeds may be logged at different steps, depending on the speed of the machine: values are interpolated linearly.
 
     >>> seeds = [{"train step": [1, 3], "train loss": [1.0, 0.0]}, {"train step": [1, 2, 3], "train loss": [3, 1, 0]}]
     >>> spread_of(seeds, Quantity("train", "loss", "loss")).mean

@@ -1,11 +1,16 @@
-"""One look for all figures: sizes, colours of models, and a figure to draw on."""
+"""One look for all figures: sizes, colours of models, and grids of images."""
 
 from __future__ import annotations
 
-from matplotlib.figure import Figure
+from typing import Any
 
-# A colour says who it is, in every figure: static models are grey, rivals muted, ours blue and red. Told apart by the
-# colour-blind too (Okabe and Ito's palette).
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+# The same in every figure: static models are grey, baselines muted, ours blue and red. Distinct for the colour-blind
+# too (Okabe and Ito's palette).
 COLOURS = {
     "node": "#7f7f7f",
     "anode": "#E69F00",
@@ -35,3 +40,25 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 3.2, height: floa
     [9.0, 3.0]
     """
     return Figure(figsize=(columns * width, rows * height), layout="constrained")
+
+
+def tile(images: Tensor, columns: int, gap: int = 1) -> Any:
+    """Images (n, C, H, W), bytes, as one array (height, width, 3), row by row, on white.
+
+    >>> tile(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), columns=3).shape
+    (17, 26, 3)
+    """
+    count, _, height, width = images.shape
+    rows = -(-count // columns)
+    sheet = torch.full((3, rows * (height + gap) - gap, columns * (width + gap) - gap), 255, dtype=torch.uint8)
+    for number, image in enumerate(images):
+        top, left = (number // columns) * (height + gap), (number % columns) * (width + gap)
+        sheet[:, top : top + height, left : left + width] = image
+    return sheet.movedim(0, -1).numpy()
+
+
+def show_images(panel: Axes, images: Tensor, columns: int, gap: int = 1) -> None:
+    """Draw a grid of images into a panel, without a frame."""
+    panel.imshow(tile(images, columns, gap), interpolation="nearest", aspect="equal")
+    panel.set(xticks=[], yticks=[])
+    panel.spines[:].set_visible(False)

@@ -1,0 +1,247 @@
+"""Figures 1, 4 and A.1 of the paper: concentric annuli."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from ...figures.style import new_figure
+
+# Unlike the colours of models, and distinct for the colour-blind.
+INNER, OUTER = "#3B4CC0", "#C9960C"
+SHADES = (INNER, OUTER)
+SOFT = LinearSegmentedColormap.from_list("soft", ["#9DA8EC", "#FFFFFF", "#F0D284"])
+NAMES = ("inner disc", "outer annulus")
+TITLES = {"node": "NODE", "anode": "ANODE", "open-loop": "open-loop N-CODE", "closed-loop": "closed-loop N-CODE"}
+
+
+class Boundary(NamedTuple):
+    """How a model divides the plane.
+
+    Attributes:
+        axis: Coordinates (G,) along each side of the square.
+        probability: Of the outer class at each of them, (G, G), one row per height.
+        x, y: Held-out points (n, 2) and their classes (n,).
+        accuracy: On all held-out points.
+    """
+
+    axis: Tensor
+    probability: Tensor
+    x: Tensor
+    y: Tensor
+    accuracy: float
+
+
+class Paths(NamedTuple):
+    """Trajectories of points.
+
+    Attributes:
+        xs: Trajectories (n, T, 2), in the plane.
+        y: Classes (n,).
+        line: (a, b, c) of the read-out's boundary a x + b y + c = 0; empty where it is not a line of this plane.
+        zeros: Number of dimensions that are not shown.
+    """
+
+    xs: Tensor
+    y: Tensor
+    line: Tensor
+    zeros: int = 0
+
+
+class Flows(NamedTuple):
+    """The fields that two points of different classes meet.
+
+    Attributes:
+        ts: Times (K,) at which the field is known.
+        axis: Coordinates (G,) along each side of the square.
+        fields: (2, K, G, G, 2): point, time, height, place, direction.
+        times: Times (T,) of the trajectories.
+        xs: The two trajectories (2, T, 2).
+    """
+
+    ts: Tensor
+    axis: Tensor
+    fields: Tensor
+    times: Tensor
+    xs: Tensor
+
+
+def draw_boundaries(boundaries: Mapping[str, Boundary]) -> Figure:
+    """One panel per model: the probability of a class over the plane, with held-out points.
+
+    >>> axis = torch.linspace(-2, 2, 5)
+    >>> boundary = Boundary(axis, torch.rand(5, 5), torch.zeros(1, 2), torch.zeros(1), 0.9)
+    >>> len(draw_boundaries({"node": boundary}).axes) - 1  # besides the colour bar
+    1
+    """
+    figure, panels = _panels(boundaries)
+    image = None
+    for panel, (model, boundary) in zip(panels, boundaries.items(), strict=True):
+        low, high = float(boundary.axis[0]), float(boundary.axis[-1])
+        probability = boundary.probability.numpy()
+        image = panel.imshow(
+            probability, extent=(low, high, low, high), origin="lower", cmap=SOFT, vmin=0, vmax=1, zorder=0
+        )
+        if probability.min() < 0.5 < probability.max():
+            axis = boundary.axis.numpy()
+            panel.contour(axis, axis, probability, levels=[0.5], colors="black", linewidths=1.2)
+        _scatter(panel, boundary.x, boundary.y)
+        panel.set_title(f"{_title(model)}\n{_per_cent(boundary.accuracy)} of held-out points", fontsize="medium")
+        _plane(panel, (low, high), (low, high))
+    if image is not None:
+        bar = figure.colorbar(image, ax=list(panels), ticks=[0, 0.5, 1], shrink=0.8, pad=0.02)
+        bar.set_label("probability of the outer class")
+    figure.legend(handles=_classes(), loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def draw_trajectories(paths: Mapping[str, Paths]) -> Figure:
+    """One panel per model: trajectories of both classes, each panel at its own scale.
+
+    >>> path = Paths(torch.rand(4, 3, 2), torch.tensor([0, 1, 0, 1]), torch.tensor([1.0, 1.0, -1.0]))
+    >>> len(draw_trajectories({"node": path, "open-loop": path}).axes)
+    2
+    """
+    figure, panels = _panels(paths)
+    for panel, (model, path) in zip(panels, paths.items(), strict=True):
+        # The larger class first, so that the disc is not buried.
+        for kind in (1, 0):
+            lines = path.xs[path.y == kind].numpy()
+            panel.add_collection(LineCollection(list(lines), colors=SHADES[kind], linewidths=0.7, alpha=0.75))
+            panel.scatter(*lines[:, 0].T, s=9, color=SHADES[kind], zorder=3, linewidths=0)
+            panel.scatter(*lines[:, -1].T, s=12, color="black", zorder=4, linewidths=0)
+            panel.scatter(*lines[:, -1].T, s=3, color=SHADES[kind], zorder=5, linewidths=0)
+        sides = _square(path.xs)
+        if len(path.line):
+            _boundary_line(panel, path.line, sides)
+        hidden = f"\n(projected: {path.zeros} more dim.)" if path.zeros else "\n"
+        panel.set_title(_title(model) + hidden, fontsize="medium")
+        _plane(panel, *sides)
+    end = Line2D([], [], linestyle="", marker="o", markersize=4, color="black", label="where it ends")
+    legend = [*_classes(), end]
+    legend.append(Line2D([], [], color="0.35", linestyle="--", label="read-out's boundary"))
+    figure.legend(handles=legend, loc="outside lower center", ncols=4, frameon=False)
+    return figure
+
+
+def draw_flows(flows: Flows, model: str) -> Figure:
+    """One row per point, one column per time: the field that the point meets, and its trajectory so far.
+
+    >>> places, fields = torch.linspace(-1, 1, 5), torch.rand(2, 2, 5, 5, 2)
+    >>> flow = Flows(torch.tensor([0.0, 1.0]), places, fields, torch.linspace(0, 1, 3), torch.rand(2, 3, 2))
+    >>> len(draw_flows(flow, "closed-loop").axes)
+    4
+    """
+    figure = new_figure(2, len(flows.ts), width=2.0, height=2.15)
+    panels = figure.subplots(2, len(flows.ts), sharex=True, sharey=True, squeeze=False)
+    for kind in range(2):
+        for number, time in enumerate(flows.ts.tolist()):
+            panel = panels[kind][number]
+            _field(panel, flows, kind, number, time)
+            if kind == 0:
+                panel.set_title(f"t = {time:.2f}", fontsize="medium")
+            panel.set_xlabel("$x_1$" if kind == 1 else "")
+        panels[kind][0].set_ylabel(f"{('inner', 'outer')[kind]} point\n$x_2$")
+    figure.suptitle(f"{_title(model)}: the field that each of two points meets", fontsize="medium")
+    return figure
+
+
+def draw_fields(flows: Mapping[str, Flows]) -> Figure:
+    """One column per model, one row per point: the field that the point meets half-way, and its whole trajectory.
+
+    >>> places, fields = torch.linspace(-1, 1, 5), torch.rand(2, 2, 5, 5, 2)
+    >>> flow = Flows(torch.tensor([0.0, 1.0]), places, fields, torch.linspace(0, 1, 3), torch.rand(2, 3, 2))
+    >>> len(draw_fields({"node": flow, "open-loop": flow}).axes)
+    4
+    """
+    figure = new_figure(2, len(flows), width=2.4, height=2.5)
+    panels = figure.subplots(2, len(flows), squeeze=False)
+    for column, (model, flow) in enumerate(flows.items()):
+        middle = len(flow.ts) // 2
+        for kind in range(2):
+            panel = panels[kind][column]
+            _field(panel, flow, kind, middle, float(flow.times[-1]))
+            if kind == 0:
+                panel.set_title(f"{_title(model)}\nt = {float(flow.ts[middle]):.2f}", fontsize="medium")
+            panel.set_xlabel("$x_1$" if kind == 1 else "")
+            panel.set_ylabel(f"{('inner', 'outer')[kind]} point\n$x_2$" if column == 0 else "")
+    return figure
+
+
+def _field(panel: Axes, flows: Flows, kind: int, number: int, time: float) -> None:
+    """Directions of one field, and the trajectory of a point up to a time."""
+    axis, field = flows.axis.numpy(), flows.fields[kind, number]
+    directions = (field / field.norm(dim=-1, keepdim=True).clamp_min(1e-12)).numpy()
+    style = {"pivot": "mid", "units": "width", "scale": 1.15 * len(axis), "width": 0.006, "color": "0.62"}
+    panel.quiver(axis, axis, directions[..., 0], directions[..., 1], **style)
+    so_far = flows.xs[kind, flows.times <= time + 1e-6].numpy()
+    panel.plot(*so_far.T, color=SHADES[kind], linewidth=2)
+    panel.plot(*so_far[0], "o", color="white", markeredgecolor=SHADES[kind], markersize=5)
+    panel.plot(*so_far[-1], "o", color=SHADES[kind], markeredgecolor="black", markersize=6)
+    panel.set_aspect("equal")
+    panel.set(xlim=(axis[0], axis[-1]), ylim=(axis[0], axis[-1]))
+
+
+def _panels(models: Mapping[str, object]) -> tuple[Figure, Sequence[Axes]]:
+    columns = max(1, len(models))
+    figure = new_figure(1, columns, width=2.6, height=3.3)
+    return figure, figure.subplots(1, columns, squeeze=False)[0]
+
+
+def _plane(panel: Axes, width: tuple[float, float], height: tuple[float, float]) -> None:
+    panel.set_aspect("equal")
+    panel.set(xlim=width, ylim=height, xlabel="$x_1$")
+    if panel.get_subplotspec().is_first_col():  # type: ignore[union-attr]
+        panel.set_ylabel("$x_2$")
+
+
+def _square(xs: Tensor) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The smallest square that holds all points, with a margin."""
+    low, high = xs.flatten(0, 1).amin(0), xs.flatten(0, 1).amax(0)
+    middle, half = (low + high) / 2, 0.54 * float((high - low).max())
+    (left, bottom), (right, top) = (middle - half).tolist(), (middle + half).tolist()
+    return (left, right), (bottom, top)
+
+
+def _boundary_line(panel: Axes, line: Tensor, sides: tuple[tuple[float, float], tuple[float, float]]) -> None:
+    a, b, c = line.tolist()
+    if a == b == 0:
+        return
+    middle = torch.tensor([sum(side) / 2 for side in sides])
+    normal = torch.tensor([a, b])
+    foot = middle - (normal @ middle + c) / (normal @ normal) * normal
+    along = torch.tensor([-b, a]) / normal.norm() * (sides[0][1] - sides[0][0])
+    panel.plot(*torch.stack([foot - 2 * along, foot + 2 * along]).T.numpy(), "--", color="0.35", linewidth=1.1)
+
+
+def _scatter(panel: Axes, x: Tensor, y: Tensor) -> None:
+    for kind, shade in enumerate(SHADES):
+        panel.scatter(*x[y == kind].T.numpy(), s=7, color=shade, edgecolors="white", linewidths=0.3, zorder=3)
+
+
+def _classes() -> list[Line2D]:
+    return [
+        Line2D([], [], linestyle="", marker="o", markersize=5, color=shade, label=name)
+        for shade, name in zip(SHADES, NAMES, strict=True)
+    ]
+
+
+def _title(model: str) -> str:
+    return TITLES.get(model, model)
+
+
+def _per_cent(share: float) -> str:
+    """Never rounded up to 100 %.
+
+    >>> _per_cent(0.99996), _per_cent(1.0)
+    ('99.9 %', '100 %')
+    """
+    return "100 %" if share >= 1 else f"{int(1000 * share) / 10:.1f} %"

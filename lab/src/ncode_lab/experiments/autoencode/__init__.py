@@ -1,0 +1,5 @@
+"""Autoencoding with a controlled latent flow (section 4.4, appendix C.4 and C.5 of the paper)."""
+
+from .experiment import Autoencode
+
+__all__ = ["Autoencode"]

@@ -1,0 +1,355 @@
+"""Classify images by a flow and a linear read-out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal
+
+from ncode.checks import check_choice, check_fraction
+from ncode.costs import ControlNorm, KineticEnergy, Regulariser
+from ncode.models import GAMMAS, Gamma, ImageClassifier
+
+from ...data import ImageSets, MissingData, find, load
+from ...precision import tf32
+from ...training import Column, Reported, Result, Trial, TrialContext
+from ..base import Experiment, Finished, Picture
+from ..common import Curves, check_choices, check_not_negative, check_positive, file_name
+from .models import CONTROLLED, MODELS, TOLERANCE, WIDTHS, Design, Model, Solver
+from .training import DATASETS, REGIMES, Classify, Dataset, Regime, RegimeName, measure
+
+CAPTION = (
+    "Accuracy and loss on held-out training images against training steps, the loss on training images as dashed lines,"
+    " and the evaluations of the field per held-out image against its loss. Lines: means over seeds; bands: minimum to"
+    " maximum."
+)
+_QUICK_DATA = {"dataset": "mnist", "models": ("anode", "ncode"), "fallback": True, "shrink": 2}
+_PAPER_ACCURACY = (("mnist", 0.982, 0.985, 0.992), ("cifar10", 0.612, 0.620, 0.741))
+
+
+def _reported() -> tuple[Reported, ...]:
+    found = []
+    for dataset, anode, data_control, ncode in _PAPER_ACCURACY:
+        for ending in ("", ", zeros 10") if dataset == "mnist" else ("",):
+            found.append(Reported("anode", dataset + ending, "accuracy", anode))
+            found.append(Reported("data-control", dataset + ending, "accuracy", data_control))
+            linear = f"{dataset}, gamma linear{ending}"
+            found.append(Reported("ncode", linear, "accuracy", ncode, "epochs not given"))
+        found.append(Reported("ncode", dataset, "accuracy", ncode, "with gamma linear; epochs not given"))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Classification(Experiment):
+    """Classify images by a flow: the image is x(0), and a linear map of x(1) gives the classes.
+
+    All models see the same images in the same order, with the same budget. 5,000 training images are held out for
+    curves and choices, including the choice of the epoch to keep; the test images are evaluated once, at the end.
+
+    The preset `full` uses our gamma, conv-pool; `paper` uses the paper's, which is linear, and adds ten channels of
+    zeros on every data set, as the paper does. Both use the recipe of ANODE, since the paper gives none.
+
+    With --precision bf16 the convolutions and linear maps of gamma, of the field and of the read-out are computed in
+    bfloat16; the state, the sums of the solver, its error estimate, norms and the loss stay in 32 bits. Meant for fixed
+    steps: dopri5 at a tolerance of 1e-3 takes the rounding of bfloat16 for an error and makes more steps. The test
+    images are classified in 32 bits.
+    """
+
+    name = "classification"
+    line = "images: N-CODE against NODE, ANODE and data control (section 4.2)"
+    question = (
+        "An image flows through one convolution block, and a linear map of where it ends gives its class. Does it help"
+        " when the kernels of the block are set from the image itself (N-CODE), rather than shared by all images (NODE;"
+        " ANODE with empty channels added; anode-wide with as many parameters as N-CODE), or shared while the block"
+        " sees the image all the way (data control)? Look at accuracy on test images beside parameters, evaluations and"
+        " time."
+    )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "smoke": {
+            **_QUICK_DATA,
+            "filters": 4,
+            "images": 96,
+            "test_images": 96,
+            "held_out": 32,
+            "epochs": 2,
+            "batch": 32,
+            "solver": "rk4",
+            "steps": 1,
+        },
+        "quick": {
+            **_QUICK_DATA,
+            "filters": 16,
+            "images": 20_000,
+            "held_out": 2000,
+            "regime": "modern",
+            "epochs": 4,
+            "batch": 100,
+            "lr": 6e-3,
+            "solver": "rk4",
+            "steps": 1,
+        },
+        "full": {},
+        "paper": {"gamma": "linear", "zeros": 10},
+    }
+    columns = (
+        Column("accuracy", "test accuracy, %", digits=2, scale=100),
+        Column("held-out accuracy", "held-out accuracy, %", digits=2, scale=100),
+        Column("accuracy by dopri5", "test accuracy by dopri5, %", digits=2, scale=100),
+        Column("nfe by dopri5", "evaluations by dopri5", digits=1),
+        Column("seconds an epoch", "seconds per epoch", digits=1),
+    )
+    paper = _reported()
+    retired: ClassVar[Mapping[str, Any]] = {
+        "width": WIDTHS[0],
+        "tolerance": TOLERANCE,
+        "step": "sample",
+        "keep": "auto",
+        "tf32": True,
+    }
+
+    dataset: Dataset = "cifar10"
+    """Data set."""
+    models: tuple[Model, ...] = ("node", "anode", "anode-wide", "data-control", "ncode", "ncode-3x3")
+    """Models to train. ncode-closed drives the kernels by the state; gamma-alone has no flow; ncode-net, static-net and
+    static-net-wide are networks of three blocks."""
+    regime: RegimeName = "paper"
+    """Training recipe. paper: Adam at 1e-3, no augmentation, 20 epochs (CIFAR-10: 50), the epoch with the best held-out
+    accuracy. modern: random crops and flips, AdamW, clipped gradients, one-cycle learning rate, 24 epochs (CIFAR-10:
+    30), the last epoch."""
+    gamma: Gamma = "conv-pool"
+    """Trunk that sets the control. linear and perceptron: two readings of the paper; the convolutions are ours."""
+    hidden: int = 10
+    """Number of features of gamma."""
+    dropout: float = 0.0
+    """Dropout before gamma's last layer."""
+    scale: float = 0.1
+    """Initial size of the data-dependent part of the control, relative to a static weight."""
+    control_cost: float = 0.0
+    """Weight of the running cost |theta|^2, a sum over all values."""
+    kinetic_cost: float = 0.0
+    """Weight of the running cost |dx/dt|^2, a sum over all values."""
+    weight_decay: float = -1.0
+    """Weight decay. Below 0: that of the regime, 0 or 0.01."""
+    label_smoothing: float = 0.0
+    """Probability that is spread over all classes."""
+    filters: int = 0
+    """Filters of the block. 0: 50 for N-CODE, 64 for ANODE and data control, 92 or 125 for NODE."""
+    zeros: int = 0
+    """Channels that start at 0. 0: 5 for grey images and 10 for colour; below 0: none."""
+    shrink: int = 1
+    """Reduce images by this factor first, by averaging, for quick runs."""
+    solver: Literal["dopri5", "rk4"] = "dopri5"
+    """dopri5 with adaptive steps at a tolerance of 1e-3, or rk4 with fixed steps. Networks of blocks take two midpoint
+    steps per block."""
+    steps: int = 2
+    """Steps of rk4."""
+    compile: bool = False
+    """Compile the solver's step and its backward."""
+    augment: Literal["auto", "yes", "no"] = "auto"
+    """Shift training images at random, and mirror those that are not digits. auto: in the modern regime."""
+    batch: int = 0
+    """Images per training step. 0: that of the regime, 256 or 128."""
+    epochs: int = 0
+    """Passes over the training images. 0: those of the regime."""
+    lr: float = 0.0
+    """Peak learning rate. 0: that of the regime, 1e-3 or 4e-3."""
+    clip: float = -1.0
+    """Largest norm of a gradient. 0: no clipping. Below 0: that of the regime, none or 1. The linear gamma may need
+    it."""
+    images: int = 0
+    """Training images to use, including those held out. 0: all."""
+    test_images: int = 0
+    """Test images to use. 0: all."""
+    held_out: int = 5000
+    """Training images to hold out."""
+    data_dir: str = ""
+    """Folder of the data. Default: NCODE_DATA, the cache, or a download."""
+    fallback: bool = False
+    """If the data are not found, generate a small set of the same shape."""
+
+    def __post_init__(self) -> None:
+        check_choice("dataset", self.dataset, DATASETS)
+        check_choices("model", self.models, MODELS)
+        check_choice("regime", self.regime, tuple(REGIMES))
+        check_choice("gamma", self.gamma, GAMMAS)
+        check_choice("augment", self.augment, ("auto", "yes", "no"))
+        check_positive(self, "held_out", "shrink", "scale")
+        for name in ("dropout", "label_smoothing"):
+            check_fraction(name, getattr(self, name))
+        check_not_negative(self, "control_cost", "kinetic_cost", "filters", "epochs", "batch", "lr")
+        check_not_negative(self, "images", "test_images")
+        self.design()
+
+    def trials(self, seeds: Sequence[int]) -> list[Trial]:
+        ending = " (generated)" if self._is_generated() else ""
+        about = {"epochs": self.planned_epochs, "batch": self.planned_batch, "lr": self.planned_lr}
+        about |= {"weight decay": self.planned_decay, "clip": self.planned_clip}
+        labels = {model: label_of(self, model) + ending for model in self.models}
+        return [Trial(model, label, seed, about) for model, label in labels.items() for seed in seeds]
+
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
+        sets = _load(self.dataset, self.data_dir, self.fallback)
+        if sets.generated:
+            context.info(f"{self.dataset} was not found: using {sets.name} instead")
+        with tf32(True, matmul=True, autotune=not context.options.deterministic):
+            task = Classify(self, trial, sets)
+            model = context.fit(task)
+            assert isinstance(model, ImageClassifier)
+            if context.options.save and context.fabric.is_global_zero:
+                model.save_pretrained(context.folder / "pretrained")
+            test = sets.test.take(slice(0, self.test_images or None)).to(context.device)
+            found = measure(model, test.images, test.labels, self.planned_batch)
+            if has_flow(trial.model) and not is_network(trial.model):
+                changes = self.adaptive(trial.model)
+                again = measure(model, test.images, test.labels, self.planned_batch, **changes) if changes else found
+                found |= {f"{name} by dopri5": again[name] for name in ("accuracy", "nfe", "failed")}
+        seconds = {} if task.clock.mean is None else {"seconds an epoch": task.clock.mean * task.per_epoch}
+        return {**context.final, **found, **seconds, "held-out accuracy": context.final["accuracy"]}
+
+    def figures(self, finished: Sequence[Finished]) -> list[Picture]:
+        """The figure of appendix C.2 with all models; networks of blocks have a figure of their own."""
+        return _pictures([("networks" if is_network(done.trial.model) else "", done.result) for done in finished])
+
+    @classmethod
+    def redraw(cls, results: Sequence[Result]) -> list[Picture]:
+        """The same figure for each label that has several models.
+
+        >>> seen = {f"evaluation {name}": [1.0, 2.0] for name in ("step", "accuracy", "loss", "nfe")}
+        >>> about = ("mnist", "smoke", 0, {}, {}, 1, 1.0, "", {}, "", "", {}, seen)
+        >>> results = [Result("classification", model, *about) for model in ("ncode", "anode")]
+        >>> [picture.name for picture in Classification.redraw(results)]
+        ['training-mnist']
+        """
+        models: dict[str, set[str]] = {}
+        for result in results:
+            models.setdefault(result.dataset, set()).add(result.model)
+        return _pictures([(result.dataset, result) for result in results if len(models[result.dataset]) > 1])
+
+    @property
+    def recipe(self) -> Regime:
+        """The regime's own settings."""
+        return REGIMES[self.regime]
+
+    @property
+    def planned_epochs(self) -> int:
+        return self.epochs or self.recipe.epochs[self.dataset]
+
+    @property
+    def planned_batch(self) -> int:
+        return self.batch or self.recipe.batch
+
+    @property
+    def planned_lr(self) -> float:
+        return self.lr or self.recipe.lr
+
+    @property
+    def planned_decay(self) -> float:
+        return self.recipe.weight_decay if self.weight_decay < 0 else self.weight_decay
+
+    @property
+    def planned_clip(self) -> float:
+        return self.recipe.clip if self.clip < 0 else self.clip
+
+    @property
+    def planned_augment(self) -> bool:
+        return self.recipe.modern if self.augment == "auto" else self.augment == "yes"
+
+    def design(self) -> Design:
+        """What models are built by."""
+        solver = Solver(self.solver, steps=self.steps, compile=self.compile)
+        trunk = {"gamma": self.gamma, "hidden": self.hidden, "dropout": self.dropout, "scale": self.scale}
+        return Design(self.filters, self.zeros, **trunk, shrink=self.shrink, solver=solver)
+
+    def adaptive(self, model: str) -> dict[str, Any]:
+        """Solver options that replace fixed steps by dopri5; empty if the model uses it anyway."""
+        if self.solver == "dopri5" or is_network(model) or not has_flow(model):
+            return {}
+        return {**Solver().settings(), "dt": None, "gradient": "discrete"}
+
+    def costs(self) -> list[Regulariser]:
+        """Running costs."""
+        control = [ControlNorm(self.control_cost)] if self.control_cost else []
+        return [*control, *([KineticEnergy(self.kinetic_cost)] if self.kinetic_cost else [])]
+
+    def _is_generated(self) -> bool:
+        if not self.fallback:
+            return False
+        try:
+            find(self.dataset, self.data_dir or None, download=False)
+        except MissingData:
+            return True
+        return False
+
+
+def label_of(settings: Classification, model: str) -> str:
+    """The label of a model's rows in tables: data set, regime, and the relevant settings that are not the default.
+
+    >>> settings = Classification(regime="modern", dropout=0.5)
+    >>> [label_of(settings, model) for model in ("ncode", "anode", "ncode-net")]
+    ['cifar10, modern, dropout 0.5', 'cifar10, modern', 'cifar10, modern, networks']
+    """
+    parts = [settings.dataset, *(["modern"] if settings.regime == "modern" else [])]
+    if is_network(model):
+        parts.append("networks")
+    regime, default_zeros = settings.recipe, 10 if settings.dataset == "cifar10" else 5
+    usual = {field.name: field.default for field in fields(settings)}
+    usual |= {"weight_decay": regime.weight_decay, "clip": regime.clip, "zeros": default_zeros}
+    planned = {"weight_decay": settings.planned_decay, "clip": settings.planned_clip}
+    planned["zeros"] = settings.zeros or default_zeros
+    for name in relevant_settings(model):
+        value = planned.get(name, getattr(settings, name))
+        if value != usual[name]:
+            shown = "none" if name == "zeros" and value < 0 else value if isinstance(value, str) else f"{value:g}"
+            parts.append(f"{name.replace('_', ' ')} {shown}")
+    if settings.planned_augment != regime.modern:
+        parts.append("augmentation" if settings.planned_augment else "no augmentation")
+    return ", ".join(parts)
+
+
+def relevant_settings(model: str) -> tuple[str, ...]:
+    """The settings that distinguish two trainings of a model, in the order of a label.
+
+    anode-wide has no gamma, but its size is that of ncode. Networks of blocks have a gamma of their own.
+
+    >>> relevant_settings("anode")
+    ('kinetic_cost', 'weight_decay', 'label_smoothing', 'clip', 'filters', 'zeros')
+    """
+    trained = ("weight_decay", "label_smoothing", "clip")
+    if is_network(model):
+        return ("control_cost", "kinetic_cost", *trained)
+    if not has_flow(model):
+        return ("gamma", "hidden", "dropout", *trained)
+    gamma = ("gamma", "hidden") if model in CONTROLLED or model == "anode-wide" else ()
+    control = ("dropout", "scale", "control_cost") if model in CONTROLLED else ()
+    return (*gamma, *control, "kinetic_cost", *trained, "filters", *(() if model == "node" else ("zeros",)))
+
+
+def is_network(model: str) -> bool:
+    """Whether a model has several blocks. Networks are compared with each other, not with single blocks."""
+    return "-net" in model
+
+
+def has_flow(model: str) -> bool:
+    """Whether a model has a block to solve."""
+    return model != "gamma-alone"
+
+
+def _pictures(named: Sequence[tuple[str, Result]]) -> list[Picture]:
+    """One picture per name."""
+    from .figures import draw_classification
+
+    groups: dict[str, dict[str, list[Curves]]] = {}
+    for name, result in sorted(named, key=lambda each: [*MODELS, each[1].model].index(each[1].model)):
+        if result.curves.get("evaluation step"):
+            groups.setdefault(name, {}).setdefault(result.model, []).append(result.curves)
+    pictures = []
+    for name, curves in sorted(groups.items()):
+        caption = f"{name[:1].upper()}{name[1:]}. {CAPTION}" if name else CAPTION
+        pictures.append(Picture(file_name(f"training {name}"), draw_classification(curves), caption))
+    return pictures
+
+
+@functools.lru_cache(maxsize=1)
+def _load(dataset: str, data_dir: str, fallback: bool) -> ImageSets:
+    return load(dataset, data_dir or None, fallback=fallback)

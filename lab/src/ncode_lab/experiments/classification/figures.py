@@ -1,0 +1,104 @@
+"""The figure of appendix C.2: accuracy, losses and evaluations while classifiers are trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ...figures.style import new_figure
+
+# In the order of the paper's table. Single blocks share a panel, and so do networks: colours differ within each.
+COLOURS = {
+    "node": "#7f7f7f",
+    "anode": "#E69F00",
+    "anode-wide": "#8C564B",
+    "data-control": "#009E73",
+    "ncode": "#0072B2",
+    "ncode-3x3": "#56B4E9",
+    "ncode-closed": "#D55E00",
+    "gamma-alone": "#CC79A7",
+    "ncode-net": "#0072B2",
+    "static-net": "#7f7f7f",
+    "static-net-wide": "#8C564B",
+}
+Curves = Mapping[str, Sequence[float]]
+
+
+class Course(NamedTuple):
+    """Curves of one model, one row per seed: (seeds, evaluations) each; `steps` is (evaluations,)."""
+
+    steps: Tensor
+    accuracy: Tensor
+    loss: Tensor
+    nfe: Tensor
+    train: Tensor
+
+
+def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
+    """Accuracy, losses and evaluations, from the curves of the seeds of each model.
+
+    >>> seen = {"evaluation step": [0, 5, 10], "evaluation accuracy": [0.1, 0.5, 0.9], "evaluation loss": [2.3, 1, 0.3]}
+    >>> seen |= {"evaluation nfe": [14, 14, 20], "train step": [1, 4, 9], "train loss": [2.2, 1.2, 0.2]}
+    >>> len(draw_classification({"ncode": [seen, seen]}).axes)
+    3
+    """
+    figure = new_figure(1, 3, width=3.6, height=3.2)
+    accuracy, losses, nfe = figure.subplots(1, 3)
+    for model, seeds in curves.items():
+        course, colour = course_of(seeds), COLOURS.get(model, "black")
+        _line(accuracy, course.steps, 100 * course.accuracy, colour, model)
+        _line(losses, course.steps, course.loss, colour)
+        _line(losses, course.steps, course.train, colour, style="--")
+        if not course.nfe.any():  # the model has no flow
+            continue
+        nfe.plot(course.loss.flatten(), course.nfe.flatten(), ".", color=colour, markersize=3, alpha=0.3, linewidth=0)
+        nfe.plot(course.loss.mean(0), course.nfe.mean(0), color=colour, linewidth=1.2)
+    accuracy.set(xlabel="training steps", ylabel="held-out accuracy, %")
+    losses.set(xlabel="training steps", ylabel="loss (dashed: training images)")
+    if _spans_decades(curves):
+        losses.set_yscale("log")
+    low, high = nfe.get_ylim()
+    nfe.set(xlabel="held-out loss", ylabel="evaluations of the field", ylim=(max(0, low - 2), high + 2))
+    rows = -(-len(curves) // 6)
+    figure.legend(loc="outside upper center", ncols=-(-len(curves) // rows), frameon=False)
+    return figure
+
+
+def course_of(seeds: Sequence[Curves]) -> Course:
+    """The curves of a model's seeds, up to the end of the shortest.
+
+    The training loss, which is logged more often, is averaged between evaluations.
+    """
+    count = min(len(seed["evaluation step"]) for seed in seeds)
+    steps = torch.tensor(list(seeds[0]["evaluation step"])[:count], dtype=torch.float64)
+
+    def rows(name: str) -> Tensor:
+        return torch.tensor([list(seed[f"evaluation {name}"])[:count] for seed in seeds], dtype=torch.float64)
+
+    train = torch.stack([_binned(seed, steps) for seed in seeds])
+    return Course(steps, rows("accuracy"), rows("loss"), rows("nfe"), train)
+
+
+def _binned(seed: Curves, steps: Tensor) -> Tensor:
+    """The mean training loss between two evaluations; nan if none was logged."""
+    at, loss = (torch.tensor(list(seed.get(f"train {name}", ())), dtype=torch.float64) for name in ("step", "loss"))
+    place = torch.searchsorted(steps, at)
+    means = [loss[place == number].mean() for number in range(len(steps))]
+    return torch.stack(means) if means else torch.zeros(0, dtype=torch.float64)
+
+
+def _line(panel: Axes, steps: Tensor, rows: Tensor, colour: str, label: str | None = None, style: str = "-") -> None:
+    panel.plot(steps, rows.mean(0), style, color=colour, linewidth=1.4, label=label)
+    if len(rows) > 1:
+        panel.fill_between(steps, rows.amin(0), rows.amax(0), color=colour, alpha=0.15, linewidth=0)
+
+
+def _spans_decades(curves: Mapping[str, Sequence[Curves]]) -> bool:
+    """Whether the losses need a logarithmic axis."""
+    losses = [value for seeds in curves.values() for seed in seeds for value in seed.get("train loss", ()) if value > 0]
+    return bool(losses) and max(losses) / min(losses) > 100

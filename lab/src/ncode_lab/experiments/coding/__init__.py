@@ -1,0 +1,1 @@
+"""What the experiments with autoencoders share: settings, models, training, codes, scores and labels."""

@@ -1,0 +1,94 @@
+"""Codes of images: encode, decode, and standardise."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ncode import InputError
+from ncode.models import Autoencoder, AutoNCODE
+
+from ...data import Images
+
+
+@torch.no_grad()
+def encode(model: Autoencoder, images: Images, control: bool = False, batch: int = 500) -> Tensor:
+    """The codes of images, or the controls that lead to them, flattened: (n, d), on the model's device."""
+    device, found = next(model.parameters()).device, []
+    for part in images.images.split(batch):
+        shown = to_floats(part.to(device))
+        if control:
+            found.append(_with_control(model).control(shown).flatten(1))
+        else:
+            found.append(model.encode(shown))
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def decode(model: Autoencoder, codes: Tensor, control: bool = False, batch: int = 500) -> Tensor:
+    """The images of codes, or of controls (n, d), as bytes, on the model's device."""
+    like, found = next(model.parameters()), []
+    for part in codes.to(like).split(batch):
+        if control:
+            flow = _with_control(model)
+            part = flow.flow(part.unflatten(1, (flow.latent, flow.nonzeros)))
+        found.append(to_bytes(model.decode(part)))
+    return torch.cat(found)
+
+
+def _with_control(model: Autoencoder) -> AutoNCODE:
+    if not isinstance(model, AutoNCODE):
+        raise InputError(f"{type(model).__name__} has no control: only auton-code has")
+    return model
+
+
+def to_floats(images: Tensor) -> Tensor:
+    """Bytes as floats from 0 to 1, of the default dtype.
+
+    >>> to_floats(torch.tensor([0, 255], dtype=torch.uint8))
+    tensor([0., 1.])
+    """
+    return images.to(torch.get_default_dtype()) / 255
+
+
+def to_bytes(images: Tensor) -> Tensor:
+    """Floats from 0 to 1 as bytes; values outside are clipped.
+
+    >>> to_bytes(torch.tensor([0.0, 0.5, 1.5]))
+    tensor([  0, 128, 255], dtype=torch.uint8)
+    """
+    return images.clamp(0, 1).mul(255).add(0.5).to(torch.uint8)
+
+
+class Units(NamedTuple):
+    """Mean and standard deviation of each value of a code.
+
+    The scale of codes is arbitrary: the end of a flow varies by hundredths in one value and by tenths in the next, a
+    linear map of features by ones. The decoder does not mind, but k-means, the least variance of a mixture and the
+    width of a kernel do, so densities are fitted to standardised codes.
+
+    >>> codes = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
+    >>> units = Units.of(codes)
+    >>> units(codes), torch.equal(units.undo(units(codes)), codes)
+    (tensor([[-0.7071,  0.0000],
+            [ 0.7071,  0.0000]]), True)
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    @classmethod
+    def of(cls, codes: Tensor) -> Units:
+        """The units of codes (n, values). A constant value keeps its scale."""
+        deviation = codes.std(0)
+        return cls(codes.mean(0), torch.where(deviation > 0, deviation, 1.0))
+
+    def __call__(self, codes: Tensor) -> Tensor:
+        """Standardise codes."""
+        return (codes - self.mean) / self.deviation
+
+    def undo(self, codes: Tensor) -> Tensor:
+        """The inverse."""
+        return self.mean + self.deviation * codes.to(self.mean)

@@ -1,0 +1,61 @@
+"""Names and colours of autoencoders in figures, and figures per data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...training import Result
+from ..base import Picture
+from ..common import file_name
+
+COLOURS = {
+    "auton-code": "#0072B2",
+    "ae": "#E69F00",
+    "ae-wide": "#8C564B",
+    "vae": "#009E73",
+    "sparse": "#CC79A7",
+    "denoising": "#7f7f7f",
+}
+TITLES = {
+    "auton-code": "AutoN-CODE",
+    "ae": "AE",
+    "ae-wide": "AE, twice the size",
+    "vae": "VAE",
+    "sparse": "sparse AE",
+    "denoising": "denoising AE",
+    "pixels": "pixels",
+}
+
+
+def colour(model: str) -> str:
+    """The colour of a model, the same in all figures of autoencoders."""
+    return COLOURS.get(model, "black")
+
+
+def title(model: str) -> str:
+    """The display name of a model.
+
+    >>> title("auton-code"), title("pixels")
+    ('AutoN-CODE', 'pixels')
+    """
+    return TITLES.get(model, model)
+
+
+def draw_per_dataset(results: Sequence[Result], draw: Callable[[list[Result]], list[Picture]]) -> list[Picture]:
+    """Draw the results of each data set, with its name in the file names and captions.
+
+    >>> from matplotlib.figure import Figure
+    >>> about = ("celeba (first 10k)", "paper", 0, {}, {}, 1, 1.0, "", {}, "", "")
+    >>> results = [Result("generate", model, *about) for model in ("auton-code", "ae")]
+    >>> pictures = draw_per_dataset(results, lambda some: [Picture("widths", Figure(), f"{len(some)} models.")])
+    >>> [(picture.name, picture.caption) for picture in pictures]
+    [('widths-celeba-first-10k', 'celeba (first 10k): 2 models.')]
+    """
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.dataset, []).append(result)
+    return [
+        picture._replace(name=f"{picture.name}-{file_name(name)}", caption=f"{name}: {picture.caption}")
+        for name, some in found.items()
+        for picture in draw(some)
+    ]

@@ -1,0 +1,178 @@
+"""The autoencoders of the paper's comparison, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+from ncode import InputError
+from ncode.checks import check_choice
+from ncode.costs import KineticEnergy
+from ncode.models import (
+    Architecture,
+    Autoencoder,
+    AutoNCODE,
+    CodeNoise,
+    ControlNormKind,
+    Decoder,
+    Encoder,
+    FlowStart,
+    PlainAutoencoder,
+    VariationalAutoencoder,
+    architecture,
+)
+
+from ..common import check_not_negative
+from .texture import Texture
+
+Kind = Literal["auton-code", "ae", "ae-wide", "vae", "sparse", "denoising"]
+Dataset = Literal["mnist", "fashion-mnist", "cifar10", "celeba"]
+NormSetting = Literal["auto", ControlNormKind]
+StartSetting = Literal["auto", FlowStart]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+HORIZON = 10.0  # end of the flow
+SPARSITY = 1e-3  # weight of the mean absolute code of sparse
+IMAGE_NOISE = 0.2  # standard deviation of the noise that denoising removes
+
+# Settings that concern one model only.
+OWN_SETTINGS = {
+    "auton-code": ("nonzeros", "norm", "gain", "start", "kinetic_cost"),
+    "vae": ("beta",),
+}
+
+
+class Flow(NamedTuple):
+    """How the control of AutoN-CODE is normalised, to what norm, and where its flow starts."""
+
+    norm: ControlNormKind
+    gain: float
+    start: FlowStart
+
+
+# Chosen on held-out images.
+COLOUR_FLOW, DIGIT_FLOW = Flow("sphere", 0.25, "ones"), Flow("l2", 1.0, "stored")
+
+
+@dataclass(frozen=True)
+class AutoencoderSettings:
+    """Settings by which autoencoders are built. 0 and "auto" stand for a choice by data set.
+
+    >>> settings = AutoencoderSettings("cifar10", latent=64)
+    >>> settings.latent_of("ae"), settings.latent_of("ae-wide"), settings.loss
+    (64, 128, 'mse')
+    """
+
+    dataset: Dataset = "cifar10"
+    """Data set."""
+    latent: int = 0
+    """Dimensions of the code. 0: 25 for MNIST, 128 for CIFAR-10, 64 for CelebA."""
+    nonzeros: int = 1
+    """Non-zeros per row of the control. 0: the paper's 1 for MNIST, 2 for CIFAR-10, 10 for CelebA."""
+    norm: NormSetting = "auto"
+    """How the control is normalised: as a whole (l2), as a whole without its mean (sphere), per row, over the batch,
+    bounded by tanh, or not at all. auto: sphere for colour images, l2 for digits."""
+    gain: float = 0.0
+    """Norm of the control. 0: 0.25 for colour images, 1 for digits."""
+    start: StartSetting = "auto"
+    """Start of the flow: drawn once and stored, learned, drawn each time, or ones. auto: ones for colour images, stored
+    for digits."""
+    kinetic_cost: float = 0.0
+    """Weight of the running cost |dx/dt|^2 on the flow. Above 0, a solver replaces the exact flow."""
+    width: float = 1.0
+    """Factor of all widths of the encoder and decoder."""
+    standardise: bool = True
+    """Normalise each value of a code over the batch before it is decoded."""
+    code_noise: float = 0.0
+    """Noise on codes in training, relative to their standard deviation. -1: 0.25 for colour images, none for digits and
+    for vae, whose codes have noise of their own."""
+    texture: float = 0.0
+    """Weight of the texture distance, which makes images sharper and the error larger. For colour images only."""
+    beta: float = 0.0
+    """Weight of the divergence of vae. 0: 1 for MNIST, and 0.04 otherwise, as for a decoder of variance 0.02."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("dataset", Dataset), ("norm", NormSetting), ("start", StartSetting)):
+            check_choice(name, getattr(self, name), get_args(known))
+        check_not_negative(self, "latent", "nonzeros", "gain", "kinetic_cost", "texture", "beta")
+        if not (self.code_noise >= 0 or self.code_noise == -1):
+            raise InputError(f"code_noise must be at least 0, or -1; given {self.code_noise!r}")
+        numbers = self.architecture
+        if numbers.nonzeros > numbers.latent:
+            raise InputError(
+                f"a row of the control has {numbers.latent} places, as the code has dimensions; {numbers.nonzeros}"
+                " non-zeros do not fit: raise latent, or lower nonzeros"
+            )
+
+    @property
+    def architecture(self) -> Architecture:
+        """Sizes of the encoder and decoder."""
+        paper = architecture(self.dataset, width=self.width)
+        return paper._replace(latent=self.latent or paper.latent, nonzeros=self.nonzeros or paper.nonzeros)
+
+    @property
+    def colour(self) -> bool:
+        """Whether images have colours."""
+        return self.architecture.channels == 3
+
+    @property
+    def loss(self) -> str:
+        """The error of images as in the paper: "bce" for MNIST, "mse" otherwise."""
+        return "bce" if self.dataset == "mnist" else "mse"
+
+    @property
+    def flow(self) -> Flow:
+        """The flow of AutoN-CODE."""
+        best = COLOUR_FLOW if self.colour else DIGIT_FLOW
+        norm = best.norm if self.norm == "auto" else self.norm
+        return Flow(norm, self.gain or best.gain, best.start if self.start == "auto" else self.start)
+
+    def noise_of(self, kind: str) -> float:
+        """Noise on the codes of a model.
+
+        >>> [AutoencoderSettings(name, code_noise=-1).noise_of("ae") for name in ("cifar10", "mnist")]
+        [0.25, 0.0]
+        """
+        if self.code_noise >= 0:
+            return self.code_noise
+        return 0.25 if self.colour and kind != "vae" else 0.0
+
+    def latent_of(self, kind: str) -> int:
+        """Dimensions of the code of a model."""
+        return self.architecture.latent * (2 if kind == "ae-wide" else 1)
+
+
+def build_autoencoder(kind: str, settings: AutoencoderSettings, seed: int = 0) -> Autoencoder:
+    """A new autoencoder.
+
+    Args:
+        kind: auton-code, ae, ae-wide (twice the dimensions), vae, sparse or denoising.
+        settings: Its settings.
+        seed: Seed of AutoN-CODE's sparsity pattern and of its x(0).
+
+    >>> import torch
+    >>> model = build_autoencoder("auton-code", AutoencoderSettings("mnist", width=0.1))
+    >>> model(torch.rand(2, 1, 28, 28)).shape
+    torch.Size([2, 1, 28, 28])
+    """
+    check_choice("model", kind, KINDS)
+    sizes, latent = settings.architecture, settings.latent_of(kind)
+    encoder, decoder = Encoder(sizes), Decoder(sizes, latent, settings.standardise)
+    terms = {"texture": Texture(settings.texture)} if settings.texture and settings.colour else {}
+    parts = (encoder, decoder, encoder.width, latent, settings.loss)
+    common = {"code_noise": CodeNoise(settings.noise_of(kind)), "terms": terms}
+    match kind:
+        case "auton-code":
+            costs = [KineticEnergy(settings.kinetic_cost)] if settings.kinetic_cost else []
+            flow = {**settings.flow._asdict(), "horizon": HORIZON, "costs": costs, "seed": seed}
+            return AutoNCODE(*parts, sizes.nonzeros, **flow, **common)
+        case "vae":
+            # Binary cross-entropy is a likelihood as it is.
+            beta = settings.beta or (1.0 if settings.loss == "bce" else 0.04)
+            return VariationalAutoencoder(*parts, beta=beta, **common)
+        case "sparse":
+            return PlainAutoencoder(*parts, sparsity=SPARSITY, **common)
+        case "denoising":
+            return PlainAutoencoder(*parts, noise=IMAGE_NOISE, **common)
+        case _:
+            return PlainAutoencoder(*parts, **common)

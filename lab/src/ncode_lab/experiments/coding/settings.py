@@ -1,0 +1,253 @@
+"""`Coding`: the settings of all experiments with autoencoders, their presets, data and labels."""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
+
+import torch
+
+from ncode import InputError
+from ncode.checks import check_choice
+from ncode.models import Autoencoder
+
+from ...data import Images, ImageSets, hold_out, load, stream
+from ...precision import tf32
+from ...training import Trial, TrialContext
+from ..base import Experiment
+from ..common import check_choices, check_not_negative
+from .models import HORIZON, IMAGE_NOISE, KINDS, OWN_SETTINGS, SPARSITY, AutoencoderSettings, Kind, build_autoencoder
+from .source import load_weights, read_source
+
+Schedule = Literal["plateau", "cosine"]
+PAPER_LR = 1e-3
+PATIENCE = 5  # epochs without improvement before the learning rate is halved
+HELD_OUT = 2000  # training images
+
+SMOKE: dict[str, Any] = {
+    "dataset": "mnist",
+    "fallback": True,
+    "width": 0.1,
+    "images": 256,
+    "test_images": 60,
+    "epochs": 1,
+}
+QUICK: dict[str, Any] = {
+    "dataset": "mnist",
+    "fallback": True,
+    "images": 20_000,
+    "test_images": 2500,
+    "epochs": 6,
+    "schedule": "cosine",
+}
+# Our recipe, for all models alike.
+FULL: dict[str, Any] = {
+    "flips": True,
+    "shift": -1,
+    "still": 0.5,
+    "schedule": "cosine",
+    "batch": 128,
+    "texture": 1.0,
+    "code_noise": -1.0,
+}
+# The paper's recipe: the defaults, without our changes to the flow and the decoder. The paper does not name its norm.
+PAPER: dict[str, Any] = {
+    "nonzeros": 0,
+    "norm": "l2",
+    "gain": 1.0,
+    "start": "stored",
+    "standardise": False,
+}
+
+
+class Trained(NamedTuple):
+    """A model on the device, and the seconds per epoch if it was trained just now."""
+
+    model: Autoencoder
+    seconds: float | None
+
+
+@dataclass(frozen=True)
+class Coding(AutoencoderSettings, Experiment, ABC):
+    """Settings of autoencoders and of their training. 0 stands for the paper's choice.
+
+    Attributes:
+        judged_by: Settings of an experiment, besides those of training, that change its results.
+    """
+
+    judged_by: ClassVar[tuple[str, ...]] = ()
+    retired: ClassVar[Mapping[str, Any]] = {
+        "horizon": HORIZON,
+        "loss": "paper",
+        "depth": 0,
+        "dropout": 0.0,
+        "code_dropout": 0.0,
+        "sparsity": SPARSITY,
+        "image_noise": IMAGE_NOISE,
+        "patience": PATIENCE,
+        "weight_decay": 0.0,
+        "decoder_decay": 0.0,
+        "held_out": HELD_OUT,
+    }
+
+    models: tuple[Kind, ...] = ("auton-code", "ae", "ae-wide", "vae")
+    """Models. ae-wide has twice the dimensions."""
+    source: str = ""
+    """Folder of a run of `autoencode` with trained models to use. Its data set and training settings are used too."""
+    epochs: int = 0
+    """Passes over the training images. 0: 50, and 40 for CelebA."""
+    batch: int = 0
+    """Images per training step. 0: 64, and 16 for AutoN-CODE on CelebA."""
+    lr: float = 0.0
+    """Learning rate of Adam. 0: the paper's 1e-3, and 4e-3 for colour images in batches of more than 64."""
+    schedule: Schedule = "plateau"
+    """Learning rate. plateau: halved when the error on held-out training images has not fallen for 5 epochs. cosine: to
+    0, after a warm-up epoch if it is above the paper's."""
+    flips: bool = False
+    """Mirror half of the training images, except those of MNIST."""
+    shift: int = 0
+    """Shift training images by up to this number of pixels. -1: 1 for colour images, none for digits."""
+    still: float = 0.0
+    """Fraction of the training, at its end, in which images are not shifted."""
+    images: int = 0
+    """Training images to use, including those held out. 0: all."""
+    test_images: int = 0
+    """Test images to use. 0: all."""
+    validate: int = 0
+    """Evaluate on this number of training images, which are not trained on, instead of the test images. Use it to make
+    choices. 0: evaluate on the test images."""
+    data_dir: str = ""
+    """Folder of the data. Default: NCODE_DATA, the cache, or a download."""
+    fallback: bool = False
+    """If the data are not found, generate a small set of the same shape."""
+
+    def __post_init__(self) -> None:
+        if self.source:
+            self._take_source()
+        super().__post_init__()
+        self._check_models()
+        check_choice("schedule", self.schedule, get_args(Schedule))
+        check_not_negative(self, "epochs", "batch", "lr", "images", "test_images", "validate")
+        if self.shift < -1:
+            raise InputError(f"shift must be at least 0, or -1; given {self.shift!r}")
+        if not 0 <= self.still <= 1:
+            raise InputError(f"still must lie between 0 and 1; given {self.still!r}")
+
+    def _check_models(self) -> None:
+        check_choices("model", self.models, KINDS)
+
+    def _take_source(self) -> None:
+        """Use the training settings of the run that trained the models."""
+        record = read_source(self.source)
+        # A run of autoencode has settings of its own, which do not concern us.
+        ours = {name: value for name, value in record.settings.items() if name in Coding.retired}
+        self.check_retired(ours)
+        for name in _training_settings():
+            object.__setattr__(self, name, record.settings.get(name, getattr(self, name)))
+        kept = tuple(model for model in self.models if model in record.models)
+        if not kept:
+            raise InputError(
+                f"{self.source} has trained {', '.join(record.models)}, and none of the requested models,"
+                f" {', '.join(self.models)}"
+            )
+        object.__setattr__(self, "models", kept)
+
+    @property
+    def planned_epochs(self) -> int:
+        return self.epochs or (40 if self.dataset == "celeba" else 50)
+
+    def planned_batch(self, model: str) -> int:
+        """Images per training step."""
+        return self.batch or (16 if self.dataset == "celeba" and model == "auton-code" else 64)
+
+    def planned_lr(self, model: str) -> float:
+        """Learning rate: the paper's for its batches of 64, and the best on held-out images for larger ones."""
+        return self.lr or (4e-3 if self.planned_batch(model) > 64 and self.colour else PAPER_LR)
+
+    @property
+    def planned_shift(self) -> int:
+        """Largest shift of training images, in pixels."""
+        return self.shift if self.shift >= 0 else int(self.colour)
+
+    def trials(self, seeds: Sequence[int]) -> list[Trial]:
+        return [self._trial(model, seed) for model in self.models for seed in seeds]
+
+    def _trial(self, model: str, seed: int) -> Trial:
+        about = {"dimensions": self.latent_of(model), "epochs": self.planned_epochs}
+        about |= {"batch": self.planned_batch(model), "lr": self.planned_lr(model)}
+        return Trial(model, self.label(model), seed, about)
+
+    def label(self, model: str) -> str:
+        """The label of a model's rows in tables: the data set, and the settings that differ from the nearest preset.
+
+        Settings that do not concern the model are left out. The paper's recipe is named, ours is not.
+        """
+        defaults = {each.name: each.default for each in fields(self)}
+        presets = {name: {**defaults, **self.presets[name]} for name in ("full", "paper", "quick", "smoke")}
+        names = [name for name in (*_training_settings(), *self.judged_by) if name not in ("dataset", "fallback")]
+        values = {name: getattr(self, name) for name in names}
+        nearest = min(presets, key=lambda preset: sum(values[name] != presets[preset][name] for name in names))
+        others = {name for kind, owned in OWN_SETTINGS.items() if kind != model for name in owned}
+        changed = [name for name in names if name not in others and values[name] != presets[nearest][name]]
+        words = [_describe(name.replace("_", " "), values[name]) for name in changed]
+        return ", ".join([self.data_name(), *(["paper"] if nearest == "paper" else []), *words])
+
+    def data_name(self) -> str:
+        """The data set as tables name it: generated images, or a part of CelebA, have a name of their own."""
+        sets = self.sets()
+        if sets.generated:
+            return f"{self.dataset} (generated)"
+        _, _, part = sets.name.partition(" (")
+        return f"{self.dataset} ({part}" if part else self.dataset
+
+    def sets(self) -> ImageSets:
+        """Training and test images, on the CPU; with `validate`, the latter are training images."""
+        sets = _load(self.dataset, self.data_dir, self.fallback, self.validate)
+        return ImageSets(_subset(sets.train, self.images), _subset(sets.test, self.test_images))
+
+    def trained(self, trial: Trial, context: TrialContext) -> Trained:
+        """The model of a trial, trained here or loaded from the source."""
+        from .training import Code
+
+        sets = self.sets()
+        if sets.generated:
+            context.info(f"{self.dataset} was not found: using {sets.name} instead")
+        if not self.source:
+            task = Code(self, trial, sets)
+            with tf32(torch.backends.cudnn.allow_tf32, autotune=not context.options.deterministic):
+                model = context.fit(task)
+            assert isinstance(model, Autoencoder)
+            return Trained(model, None if task.clock.mean is None else task.clock.mean * task.per_epoch)
+        model = build_autoencoder(trial.model, self, trial.seed)
+        load_weights(model, self.source, trial)
+        context.parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
+        return Trained(model.to(context.device).eval(), None)
+
+
+def _describe(name: str, value: Any) -> str:
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+
+
+@functools.cache
+def _training_settings() -> tuple[str, ...]:
+    """The settings by which a model is built, trained and tested: a source determines them."""
+    return tuple(each.name for each in fields(Coding) if each.name not in ("models", "source", "data_dir"))
+
+
+def _subset(images: Images, count: int) -> Images:
+    """A random part of a set, always the same."""
+    if not 0 < count < len(images):
+        return images
+    return images.take(torch.randperm(len(images), generator=stream(0, "subset"))[:count])
+
+
+@functools.lru_cache(maxsize=1)
+def _load(dataset: str, data_dir: str, fallback: bool, validate: int) -> ImageSets:
+    sets = load(dataset, data_dir or None, fallback=fallback)
+    # Not the seed by which `Code` holds images out.
+    return ImageSets(*hold_out(sets.train, validate, seed=1)) if validate else sets

@@ -1,0 +1,116 @@
+"""Checks, clocks and groupings that several experiments share."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ncode import InputError, Solution
+from ncode.checks import check_choice
+
+from ..training import Result
+from .base import Finished
+
+Curves = dict[str, list[float]]
+
+
+def check_positive(settings: object, *names: str) -> None:
+    """Check that settings are above zero.
+
+    >>> from types import SimpleNamespace
+    >>> check_positive(SimpleNamespace(steps=0), "steps")
+    Traceback (most recent call last):
+    ncode.errors.InputError: steps must be above 0; given 0
+    """
+    for name in names:
+        value = getattr(settings, name)
+        if not all(each > 0 for each in (value if isinstance(value, tuple) else (value,))):
+            raise InputError(f"{name} must be above 0; given {value!r}")
+
+
+def check_not_negative(settings: object, *names: str) -> None:
+    """Check that settings are at least zero.
+
+    >>> from types import SimpleNamespace
+    >>> check_not_negative(SimpleNamespace(lr=0.0), "lr")
+    """
+    for name in names:
+        if not getattr(settings, name) >= 0:
+            raise InputError(f"{name} must be at least 0; given {getattr(settings, name)!r}")
+
+
+def check_choices(name: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Check that at least one of the known names is given, and each at most once."""
+    if not given:
+        raise InputError(f"{name}s must name at least one of: {', '.join(known)}")
+    for value in given:
+        check_choice(name, value, known)
+    if len(set(given)) < len(given):
+        raise InputError(f"{name}s must be named once each; given {', '.join(given)}")
+
+
+def first_seeds(finished: Iterable[Finished]) -> dict[str, Finished]:
+    """The first finished trial of each model."""
+    found: dict[str, Finished] = {}
+    for done in finished:
+        found.setdefault(done.trial.model, done)
+    return found
+
+
+def curves_by_model(results: Iterable[Result]) -> dict[str, list[Curves]]:
+    """The training curves of each model, one per seed."""
+    found: dict[str, list[Curves]] = {}
+    for result in results:
+        found.setdefault(result.model, []).append(result.curves)
+    return found
+
+
+def file_name(label: str) -> str:
+    """A label as a part of a file name.
+
+    >>> file_name("training cifar10, modern")
+    'training-cifar10-modern'
+    """
+    return re.sub(r"[^\w.]+", "-", label).strip("-")
+
+
+def mean_control_norm(solution: Solution) -> Tensor:
+    """The norm of the final control, averaged over samples."""
+    return torch.cat([part.detach().flatten(1) for part in solution.theta.values()], 1).norm(dim=1).mean()
+
+
+class StepClock:
+    """Measures the time per training step, without evaluations and without the first steps, which compile and warm up.
+
+    >>> clock = StepClock(warm_up=1)
+    >>> for step in range(4):
+    ...     clock.tick(step)
+    >>> clock.mean >= 0, clock.counted
+    (True, 2)
+    """
+
+    def __init__(self, warm_up: int = 5):
+        self.warm_up, self.seen, self.counted, self.total = warm_up, 0, 0, 0.0
+        self._last: tuple[int, float] | None = None
+
+    def tick(self, step: int) -> None:
+        """Record that a training step begins."""
+        now, last = time.perf_counter(), self._last
+        if last is not None and last[0] == step - 1:
+            self.seen += 1
+            if self.seen > self.warm_up:
+                self.counted, self.total = self.counted + 1, self.total + now - last[1]
+        self._last = step, now
+
+    def pause(self) -> None:
+        """Record that something other than a training step begins."""
+        self._last = None
+
+    @property
+    def mean(self) -> float | None:
+        """Seconds per step, or None if too few steps were measured."""
+        return self.total / self.counted if self.counted else None

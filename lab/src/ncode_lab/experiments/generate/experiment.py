@@ -1,0 +1,296 @@
+"""Fit densities to codes, sample from them, decode the samples and score the images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from ncode import InputError
+from ncode.checks import check_choice
+from ncode.models import Autoencoder
+
+from ...data import ImageSets, stream
+from ...metrics import GaussianMixture, KernelDensity
+from ...training import Column, Reported, Result, Trial, TrialContext
+from ..base import Finished, Picture
+from ..coding.codes import Units, decode, encode
+from ..coding.figures import draw_per_dataset
+from ..coding.scoring import FID, OTHER, Judge, Names, Scored
+from ..coding.settings import FULL, PAPER, QUICK, SMOKE, Coding
+from ..common import check_choices, check_not_negative, check_positive, first_seeds
+from .scores import neighbours_of, score_pictures
+
+Protocol = Literal["paper", "honest"]
+Space = Literal["code", "control"]
+PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
+SHOWN = 36  # samples of each density that are drawn
+COMPARED = 500  # samples whose nearest neighbours are searched
+PATIENCE = 10  # seconds that a fit may take before its expected duration is printed
+REG_COVAR = 1e-6  # added to every variance of a component, in units of the variance of the codes
+
+# The paper's FIDs: a VAE sampled from its prior, and mixtures of 100 and of 1,000 components.
+_PAPER_FID = {
+    "cifar10": {"vae": (105.45,), "ae": (73.24, 55.55), "auton-code": (34.90, 24.19)},
+    "celeba": {"vae": (68.07,), "ae": (63.11, 55.60), "auton-code": (55.27, 52.47)},
+}
+_CODES = {"paper": "test codes", "honest": "training codes"}
+
+
+def _columns(
+    names: Names, components: Sequence[int], protocols: Sequence[str], prior: bool = True
+) -> tuple[Column, ...]:
+    """Columns of tables: the floor, one per mixture and protocol, and KID of the largest mixtures."""
+
+    def column(metric: str, title: str, key: str, digits: int = 2) -> Column:
+        return Column(f"{metric} {key}", title, digits)
+
+    titles = {
+        f"{protocol} {count}": f"{count:,} components, {_CODES[protocol]}"
+        for protocol in protocols
+        for count in components
+    }
+    largest = [f"{protocol} {max(components)}" for protocol in protocols]
+    return (
+        column(names.frechet, f"{names.title}, coded and decoded", "floor"),
+        *[column(names.frechet, f"{names.short}, {title}", key) for key, title in titles.items()],
+        *[column(names.frechet, f"{names.short}, codes from N(0, I)", "prior")] * prior,
+        column(names.kernel, f"{names.kernel_title}, coded and decoded", "floor", names.kernel_digits),
+        *[column(names.kernel, f"{names.kernel_title}, {titles[key]}", key, names.kernel_digits) for key in largest],
+    )
+
+
+def _reported() -> tuple[Reported, ...]:
+    found = []
+    for dataset, part in (("cifar10", ""), ("celeba", ""), ("celeba", " (first 10k)")):
+        note = "on all of CelebA" if part else ""
+        numbers = _PAPER_FID[dataset]
+        for label in (dataset + part, f"{dataset}{part}, paper"):
+            found.append(Reported("vae", label, "fid prior", numbers["vae"][0], note))
+            for model in ("ae", "auton-code"):
+                for count, value in zip((100, 1000), numbers[model], strict=True):
+                    found.append(Reported(model, label, f"fid paper {count}", value, note))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Generate(Scored):
+    """Fit densities to codes, sample from them, decode the samples and score the images.
+
+    There are two protocols. The paper's fits densities to the codes of test images, and scores samples against those
+    same images: with as many components as images it reproduces the test set. The honest one fits them to the codes of
+    training images. FID compares as many samples as there are test images with those; the floor is that of test images
+    which were only coded and decoded.
+    """
+
+    name = "generate"
+    line = "new images from mixtures and kernel densities of codes, by FID (section 4.5, appendix C.6)"
+    question = (
+        "A Gaussian mixture fitted to codes turns an autoencoder into a generator. Are AutoN-CODE's codes easier to fit"
+        " than those of an autoencoder, of one twice the size, or of a VAE, at the same number of components? And how"
+        " much of a low score is memory: compare densities of test codes, which the paper uses, with those of training"
+        " codes, and look at the test images nearest to samples."
+    )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "smoke": {
+            **SMOKE,
+            "models": ("auton-code", "ae"),
+            "components": (2, 8),
+            "widths": (0.1, 0.5),
+            "score": "random",
+        },
+        "quick": {
+            **QUICK,
+            "models": ("auton-code", "ae", "vae"),
+            "components": (10, 30, 100, 300),
+            "score": "random",
+        },
+        "full": FULL,
+        "paper": PAPER,
+    }
+    columns = _columns(FID, (10, 100, 1000), PROTOCOLS)
+    paper = _reported()
+    judged_by: ClassVar[tuple[str, ...]] = ("codes", "space")
+    retired: ClassVar[Mapping[str, Any]] = {
+        **Coding.retired,
+        "samples": 0,
+        "covariance": "full",
+        "reg_covar": REG_COVAR,
+    }
+
+    components: tuple[int, ...] = (10, 100, 1000, 10_000)
+    """Components of the mixtures."""
+    widths: tuple[float, ...] = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+    """Widths of the kernel densities, relative to the standard deviation of each value of a code."""
+    protocols: tuple[Protocol, ...] = PROTOCOLS
+    """paper: densities of test codes, scored on the test images. honest: densities of training codes."""
+    codes: int = 0
+    """Training codes that the honest protocol fits densities to. 0: as many as there are test images, so that the
+    protocols differ only in whose codes they use."""
+    space: Space = "code"
+    """Fit densities to codes, or, for auton-code, to the controls that lead to them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices("protocol", self.protocols, PROTOCOLS)
+        check_choice("space", self.space, get_args(Space))
+        check_not_negative(self, "codes")
+        check_positive(self, "components", "widths")
+        if not self.components:
+            raise InputError("components must name at least one number")
+        names = OTHER if self.weights is None else FID
+        object.__setattr__(self, "columns", _columns(names, self.components, self.protocols, "vae" in self.models))
+
+    def trials(self, seeds: Sequence[int]) -> list[Trial]:
+        """Each model with each seed. Mixtures with more components than codes are refused here, before training."""
+        sets = self.sets()
+        have = {"paper": len(sets.test), "honest": min(self.codes or len(sets.test), len(sets.train))}
+        for protocol in self.protocols:
+            if max(self.components) > have[protocol]:
+                raise InputError(
+                    f"a mixture of {max(self.components)} components needs at least as many codes, and the protocol"
+                    f" {protocol!r} has {have[protocol]}: leave the largest of --components out, or use more images"
+                )
+        return super().trials(seeds)
+
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
+        model = self.trained(trial, context).model
+        sets = self.sets().to(context.device)
+        scoring = _Scoring(self, trial, context, model, sets, self.judge(sets.test.images, context))
+        metrics = scoring.scores("floor", decode(model, encode(model, sets.test)))
+        for protocol in self.protocols:
+            metrics |= scoring.protocol(protocol)
+        if trial.model == "vae":
+            noise = torch.randn(len(sets.test), self.latent_of("vae"), generator=stream(trial.seed, "prior"))
+            metrics |= scoring.scores("prior", decode(model, noise))
+        return metrics
+
+    def figures(self, finished: Sequence[Finished]) -> list[Picture]:
+        """Samples and neighbours of the first seed, and scores."""
+        from ..coding.figures import title
+        from .figures import draw_neighbours, draw_samples
+
+        if not finished:
+            return []
+        first = first_seeds(finished)
+        pictures = []
+        for protocol in self.protocols:
+            samples = {model: self._samples(done, protocol) for model, done in first.items()}
+            caption = f"Images drawn from mixtures of {_CODES[protocol]} by number of components, one model per row."
+            pictures.append(Picture(f"samples-{protocol}", draw_samples(samples), caption))
+        pictures += score_pictures([done.result for done in finished], self.paper)
+        chosen = first.get("auton-code", finished[0])
+        caption = (
+            f"Samples of {title(chosen.trial.model)}, and the test images nearest to each. Percentages: samples that"
+            " are nearer to some test image than to any of as many training images: about half if nothing is"
+            " remembered, more if test images are, and fewer if training images are."
+        )
+        pictures.append(Picture("neighbours", draw_neighbours(self._neighbours(chosen)), caption))
+        return pictures
+
+    @classmethod
+    def redraw(cls, results: Sequence[Result]) -> list[Picture]:
+        """Scores against components and widths, for each data set.
+
+        >>> about = ("cifar10", "full", 0, {}, {"fid floor": 30.0, "fid paper 10": 90.0, "fid paper 100": 60.0})
+        >>> results = [Result("generate", model, *about, 1, 1.0, "", {}, "", "") for model in ("auton-code", "ae")]
+        >>> [picture.name for picture in Generate.redraw(results)]
+        ['components-cifar10']
+        """
+        return draw_per_dataset(results, lambda some: score_pictures(some, cls.paper))
+
+    @property
+    def largest(self) -> tuple[int, ...]:
+        """The two largest mixtures, whose samples are compared with test images."""
+        return tuple(sorted(self.components)[-2:])
+
+    def _samples(self, done: Finished, protocol: str) -> dict[str, Tensor]:
+        saved = done.load("samples")
+        return {f"{count:,} components": saved[f"{protocol} {count}"] for count in self.components}
+
+    def _neighbours(self, done: Finished) -> dict[str, Any]:
+        from .figures import Neighbours
+
+        saved, found = done.load("neighbours"), {}
+        for protocol in self.protocols:
+            for count in self.largest:
+                key = f"{protocol} {count}"
+                nearer = done.result.metrics[f"nearer {key}"]
+                neighbours = Neighbours(saved[f"samples {key}"], saved[f"nearest {key}"], nearer)
+                found[f"{count:,} components\n{_CODES[protocol]}"] = neighbours
+        return found
+
+
+class _Scoring(NamedTuple):
+    """The scoring of one model."""
+
+    settings: Generate
+    trial: Trial
+    context: TrialContext
+    model: Autoencoder
+    sets: ImageSets
+    judge: Judge
+
+    @property
+    def control(self) -> bool:
+        return self.settings.space == "control" and self.trial.model == "auton-code"
+
+    def protocol(self, protocol: str) -> dict[str, float]:
+        """Scores of all densities of one set of codes. Samples are saved for the figures."""
+        test, train = self.sets.test, self.sets.train
+        fitted = test if protocol == "paper" else train.take(slice(0, self.settings.codes or len(test)))
+        raw = encode(self.model, fitted, self.control)
+        units = Units.of(raw)
+        codes, metrics, samples, neighbours = units(raw), {}, {}, {}
+        for count in self.settings.components:
+            key = f"{protocol} {count}"
+            images = self._draw(self._fit(count, codes, protocol), units, key)
+            metrics |= self.scores(key, images)
+            samples[key] = images[:SHOWN]
+            if count in self.settings.largest:
+                nearest, metrics[f"nearer {key}"] = neighbours_of(images[:COMPARED], self.sets)
+                neighbours |= {f"samples {key}": images[:8], f"nearest {key}": nearest[:8]}
+        for width in self.settings.widths:
+            key = f"{protocol} width {width}"
+            metrics |= self.scores(key, self._draw(KernelDensity(codes, width), units, key))
+        self._save("samples", samples)
+        self._save("neighbours", neighbours)
+        return metrics
+
+    def scores(self, key: str, images: Tensor) -> dict[str, float]:
+        """Both scores of images, with the key in their names."""
+        return {f"{name} {key}": value for name, value in self.judge(images).items()}
+
+    def _fit(self, count: int, codes: Tensor, protocol: str) -> GaussianMixture:
+        mixture = GaussianMixture(count, reg_covar=REG_COVAR)
+        title = f"{self.trial.name}  mixture of {count} components of {len(codes)} {_CODES[protocol]}"
+        seconds = 0.0 if codes.is_cuda else mixture.estimate(codes)
+        self.context.info(f"{title}, {seconds:.0f} s at most" if seconds > PATIENCE else title)
+        bar = self.context.progress
+        bar.start(title, mixture.max_iterations)
+        try:
+            return mixture.fit(
+                codes,
+                generator=stream(self.trial.seed, "mixture", f"{protocol} {count}"),
+                progress=lambda stage, done, of: bar.update(done, {}) if stage == "mixture" else None,
+            )
+        finally:
+            bar.finish()
+
+    def _draw(self, density: GaussianMixture | KernelDensity, units: Units, key: str) -> Tensor:
+        # As many as there are test images: FID depends on the number of images.
+        codes = density.sample(len(self.sets.test), stream(self.trial.seed, "samples", key))
+        return decode(self.model, units.undo(codes), self.control)
+
+    def _save(self, name: str, tensors: dict[str, Tensor]) -> None:
+        """Add to the tensors of the other protocol."""
+        path = self.context.folder / "kept" / f"{name}.safetensors"
+        before: dict[str, Tensor] = {}
+        if path.is_file():
+            from safetensors.torch import load_file
+
+            before = load_file(path)
+        self.context.save_tensors(name, **{**before, **tensors})

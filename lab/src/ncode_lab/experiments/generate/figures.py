@@ -1,0 +1,133 @@
+"""Samples, their scores, and their nearest neighbours (the figures of appendix C.6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from torch import Tensor
+
+from ...figures.style import new_figure, show_images
+from ..coding.figures import colour, title
+
+
+class Scores(NamedTuple):
+    """Scores of one model and protocol, averaged over seeds, at each value of the axis."""
+
+    places: Sequence[float]
+    values: Sequence[float]
+
+
+class Neighbours(NamedTuple):
+    """Samples (n, C, H, W), and the test images (n, k, C, H, W) nearest to each.
+
+    `nearer` is the fraction of samples that are nearer to a test image than to any of as many training images.
+    """
+
+    samples: Tensor
+    nearest: Tensor
+    nearer: float
+
+
+def draw_samples(samples: Mapping[str, Mapping[str, Tensor]], columns: int = 6) -> Figure:
+    """One row of panels per model, one panel per density: samples (n, C, H, W), bytes.
+
+    >>> import torch
+    >>> images = torch.zeros(36, 1, 28, 28, dtype=torch.uint8)
+    >>> len(draw_samples({"ae": {"10": images, "100": images}}).axes)
+    2
+    """
+    wide = len(next(iter(samples.values())))
+    figure = new_figure(len(samples), wide, width=2.1, height=2.2)
+    panels = figure.subplots(len(samples), wide, squeeze=False)
+    for panel, name in zip(panels[0], next(iter(samples.values())), strict=True):
+        panel.set_title(name, fontsize="small")
+    for row, (model, each) in zip(panels, samples.items(), strict=True):
+        for panel, images in zip(row, each.values(), strict=True):
+            show_images(panel, images, columns)
+        row[0].set_ylabel(title(model), fontsize="medium")
+    return figure
+
+
+def draw_scores(
+    scores: Mapping[str, Mapping[str, Scores]],
+    floors: Mapping[str, float],
+    axis: str,
+    score: str,
+    paper: Mapping[str, Scores] | None = None,
+) -> Figure:
+    """A score against components or widths: one colour per model, solid for the paper's protocol, dashed for honest.
+
+    Args:
+        scores: Scores of each model and protocol, "paper" and "honest".
+        floors: The score of images that were only coded and decoded, by model.
+        axis: Label of the horizontal axis.
+        score: Label of the vertical axis.
+        paper: The paper's own numbers, by model.
+
+    >>> line = Scores([10, 100], [80.0, 60.0])
+    >>> len(draw_scores({"ae": {"paper": line, "honest": line}}, {"ae": 40.0}, "components", "FID").axes)
+    1
+    """
+    figure = new_figure(1, 1, width=6.4, height=3.9)
+    panel = figure.subplots()
+    for model, protocols in scores.items():
+        for protocol, line in protocols.items():
+            style = "-o" if protocol == "paper" else "--s"
+            panel.plot(line.places, line.values, style, color=colour(model), markersize=4, linewidth=1.3)
+        if model in floors:
+            panel.axhline(floors[model], color=colour(model), linestyle=":", linewidth=1)
+    places = sorted({place for protocols in scores.values() for line in protocols.values() for place in line.places})
+    for model, line in (paper or {}).items():
+        panel.plot(line.places, line.values, "*", color=colour(model), markersize=11, markeredgecolor="black")
+    panel.set(xscale="log", xlabel=axis, ylabel=score)
+    panel.set_xticks(places, [f"{place:,g}" for place in places], minor=False)
+    panel.minorticks_off()
+    _legend(panel, list(scores), bool(paper))
+    return figure
+
+
+def draw_neighbours(found: Mapping[str, Neighbours]) -> Figure:
+    """One panel per density: in each row a sample and, to its right, the test images nearest to it.
+
+    >>> import torch
+    >>> images = torch.zeros(5, 1, 28, 28, dtype=torch.uint8)
+    >>> some = Neighbours(images, images[:, None].expand(-1, 3, -1, -1, -1), 0.5)
+    >>> len(draw_neighbours({"100 components": some}).axes)
+    2
+    """
+    count = len(next(iter(found.values())).samples)
+    near = next(iter(found.values())).nearest.shape[1]
+    figure = new_figure(1, len(found), width=0.55 * (near + 1) + 0.5, height=0.5 * count + 0.8)
+    # The gap between densities is wider than that between a sample and its neighbours.
+    widths = ([1, near, 0.5] * len(found))[:-1]
+    panels = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
+    for gap in panels[2::3]:
+        gap.set_axis_off()
+    for number, (name, each) in enumerate(found.items()):
+        sample, nearest = panels[3 * number : 3 * number + 2]
+        show_images(sample, each.samples, columns=1)
+        show_images(nearest, each.nearest.flatten(0, 1), columns=near)
+        sample.set_title("sample", fontsize="x-small")
+        nearest.set_title("nearest test images", fontsize="x-small")
+        nearest.set_xlabel(f"{name}\n{100 * each.nearer:.0f}% nearer to test", fontsize="small")
+    return figure
+
+
+def _legend(panel: Axes, models: Sequence[str], paper: bool) -> None:
+    """Next to the panel, where it hides no line."""
+    lines = [Line2D([], [], color=colour(model), label=title(model)) for model in models]
+    lines.append(
+        Line2D([], [], color="0.3", linestyle="-", marker="o", markersize=4, label="fitted to test codes (paper)")
+    )
+    lines.append(
+        Line2D([], [], color="0.3", linestyle="--", marker="s", markersize=4, label="to training codes (honest)")
+    )
+    lines.append(Line2D([], [], color="0.3", linestyle=":", label="coded and decoded test images"))
+    if paper:
+        star = {"marker": "*", "markersize": 11, "markeredgecolor": "black", "linestyle": "none"}
+        lines.append(Line2D([], [], color="white", label="the paper's numbers", **star))
+    panel.legend(handles=lines, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize="small")

@@ -1,0 +1,113 @@
+"""Figures of scores from result files; and the nearest neighbours of samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ...data import Images, ImageSets
+from ...training import Reported, Result
+from ..base import Picture
+from ..coding.scoring import FID, OTHER, Names
+
+if TYPE_CHECKING:
+    from .figures import Scores
+
+CAPTION = (
+    "{score} of images drawn from {densities} against {axis}, averaged over the seeds that have all of them. Dotted:"
+    " test images that were only coded and decoded."
+)
+
+
+def score_pictures(results: Sequence[Result], paper: Sequence[Reported]) -> list[Picture]:
+    """Scores of mixtures and of kernel densities, of results on one data set."""
+    from .figures import draw_scores
+
+    # As the results have it: the weights of the FID network may have been found or lost since.
+    names = FID if "fid floor" in results[0].metrics else OTHER
+    pictures = []
+    mixtures, floors = _lines(results, names, "")
+    if mixtures:
+        stars = _stars(results[0].dataset, paper) if names == FID else {}
+        figure = draw_scores(mixtures, floors, "components of the mixture", names.title, stars)
+        caption = CAPTION.format(score=names.title, densities="mixtures", axis="their number of components")
+        pictures.append(Picture("components", figure, caption))
+    kernels, floors = _lines(results, names, "width ")
+    if kernels:
+        figure = draw_scores(kernels, floors, "width of the kernels / deviation of the codes", names.title)
+        caption = CAPTION.format(score=names.title, densities="kernel densities", axis="the width of the kernels")
+        pictures.append(Picture("widths", figure, caption))
+    return pictures
+
+
+def neighbours_of(images: Tensor, sets: ImageSets, count: int = 4) -> tuple[Tensor, float]:
+    """The test images nearest to images (n, count, C, H, W), and how often one is nearer than as many training images.
+
+    >>> from ncode_lab.data import ImageSets, draw_digits
+    >>> sets = ImageSets(draw_digits(30, generator=0), draw_digits(20, generator=1, split="test"))
+    >>> near, nearer = neighbours_of(sets.test.images[:5], sets)
+    >>> torch.equal(near[:, 0], sets.test.images[:5]), nearer
+    (True, 1.0)
+    """
+    same = min(len(sets.test), len(sets.train))
+    of_test, index = _nearest(images, sets.test.take(slice(0, same)), min(count, same))
+    of_train, _ = _nearest(images, sets.train.take(slice(0, same)), 1)
+    return sets.test.images[index], float((of_test[:, 0] < of_train[:, 0]).double().mean())
+
+
+def _nearest(images: Tensor, among: Images, count: int) -> tuple[Tensor, Tensor]:
+    """Pixel distances to the nearest images, and their indices."""
+    x = images.flatten(1).float()
+    parts = [torch.cdist(x, part.flatten(1).float()) for part in among.images.split(5000)]
+    found = torch.cat(parts, 1).topk(count, largest=False)
+    return found.values, found.indices
+
+
+def _mean(results: Sequence[Result], metric: str) -> float:
+    values = [result.metrics[metric] for result in results]
+    return sum(values) / len(values)
+
+
+def _lines(results: Sequence[Result], names: Names, kind: str) -> tuple[dict[str, dict[str, Scores]], dict[str, float]]:
+    """A line for each model and protocol over the scored components or widths, and the floors.
+
+    Of each model only the seeds with the most scores are used: a line is an average over the same seeds throughout.
+    """
+    from .figures import Scores
+
+    pattern = re.compile(rf"{names.frechet} (paper|honest) {kind}([0-9.e-]+)")
+    scored: dict[str, dict[frozenset[str], list[Result]]] = {}
+    for result in results:
+        if metrics := frozenset(filter(pattern.fullmatch, result.metrics)):
+            scored.setdefault(result.model, {}).setdefault(metrics, []).append(result)
+    lines: dict[str, dict[str, Scores]] = {}
+    floors: dict[str, float] = {}
+    for model, by_metrics in scored.items():
+        metrics = max(by_metrics, key=len)
+        seeds = by_metrics[metrics]
+        floors[model] = _mean(seeds, f"{names.frechet} floor")
+        found: dict[str, dict[float, float]] = {}
+        for metric in metrics:
+            match = pattern.fullmatch(metric)
+            assert match
+            found.setdefault(match[1], {})[float(match[2])] = _mean(seeds, metric)
+        for protocol in sorted(found, reverse=True):  # the paper's first
+            line = dict(sorted(found[protocol].items()))
+            lines.setdefault(model, {})[protocol] = Scores(tuple(line), tuple(line.values()))
+    return lines, floors
+
+
+def _stars(dataset: str, paper: Sequence[Reported]) -> dict[str, Scores]:
+    """The paper's numbers for mixtures, by model."""
+    from .figures import Scores
+
+    found: dict[str, dict[float, float]] = {}
+    for each in paper:
+        count = each.metric.removeprefix("fid paper ")
+        if each.dataset == dataset and count.isdigit():
+            found.setdefault(each.model, {})[float(count)] = each.value
+    return {model: Scores(tuple(values), tuple(values.values())) for model, values in found.items()}

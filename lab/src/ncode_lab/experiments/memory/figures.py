@@ -1,0 +1,205 @@
+"""Figures 5 and A.3 of the paper: error against episodes; and one episode."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ...figures.style import colour, new_figure
+
+COLOURS = {"ode-rnn": "#E69F00", "lstm": "#CC79A7", "lstm-miconi": "#8C564B"}
+NAMES = {
+    "ncode": "plastic N-CODE",
+    "data-control": "data-controlled NODE",
+    "ode-rnn": "ODE-RNN",
+    "lstm": "LSTM",
+    "lstm-miconi": "LSTM, Miconi's settings",
+}
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+SHOWN = 0.5  # seconds
+MOST = 100  # bits in the image of an episode
+BINS = 24  # of a curve: single steps would be too noisy to read
+
+
+class Line(NamedTuple):
+    """The error rate of one model with one seed, in training."""
+
+    model: str
+    n: int
+    patterns: int
+    degradation: float
+    episodes: tuple[float, ...]
+    errors: tuple[float, ...]
+
+
+def draw_rivals(lines: Sequence[Line]) -> Figure:
+    """One panel per setting at which models are compared, one row per n. Settings of ncode alone are left out.
+
+    >>> line = Line("ncode", 100, 3, 0.5, (8, 16, 24), (0.3, 0.1, 0.0))
+    >>> len(draw_rivals([line, line._replace(model="lstm")]).axes)
+    1
+    """
+    settings = _settings(line for line in lines if line.model != "ncode") or _settings(lines)
+    rows = sorted({n for n, _, _ in settings})
+    columns = max(sum(n == row for n, _, _ in settings) for row in rows)
+    figure = new_figure(len(rows), columns, width=3.0 if columns > 1 else 6.6, height=2.8 if columns > 1 else 3.6)
+    panels = figure.subplots(len(rows), columns, sharey=True, squeeze=False)
+    for row, n in enumerate(rows):
+        here = [setting for setting in settings if setting[0] == n]
+        for panel, setting in zip(panels[row], here, strict=False):
+            _compare(panel, [line for line in lines if line[1:4] == setting])
+            _dress(panel, setting)
+        for panel in panels[row][len(here) :]:
+            panel.set_axis_off()
+        panels[row][0].set_ylabel("error, %")
+    _legend(figure, [panel for row in panels for panel in row])
+    return figure
+
+
+def draw_plastic(lines: Sequence[Line]) -> Figure:
+    """ncode alone: one row per n, one panel per degradation, one line per number of patterns.
+
+    >>> lines = [Line("ncode", 100, count, 0.5, (8, 16, 24), (0.3, 0.1, 0.0)) for count in (2, 3)]
+    >>> len(draw_plastic(lines).axes)
+    1
+    """
+    lines = [line for line in lines if line.model == "ncode"]
+    rows, columns, counts = (sorted({line[place] for line in lines}) for place in (1, 3, 2))
+    figure = new_figure(len(rows), len(columns), width=3.2, height=2.7)
+    panels = figure.subplots(len(rows), len(columns), sharey=True, squeeze=False)
+    shades = colormaps["viridis"](torch.linspace(0.85, 0.0, len(counts)).numpy())
+    for row, n in enumerate(rows):
+        for panel, degradation in zip(panels[row], columns, strict=True):
+            for shade, count in zip(shades, counts, strict=True):
+                here = [line for line in lines if line[1:4] == (n, count, degradation)]
+                _draw(panel, here, tuple(shade), f"{count} patterns")
+            panel.set_title(f"n = {n}, {100 * degradation:.0f} % of bits lost", fontsize="medium")
+            _frame(panel)
+        panels[row][0].set_ylabel("error, %")
+    _legend(figure, [panel for row in panels for panel in row])
+    return figure
+
+
+def draw_episode(ts: Tensor, xs: Tensor, query: Tensor, target: Tensor, order: Tensor, asked: Tensor) -> Figure:
+    """x(t) through an episode as an image, one row per bit; next to it the recalled pattern, the truth and the errors.
+
+    Args:
+        ts: Times (T,), each presentation's among them.
+        xs: States (T, n).
+        query: The degraded pattern, (n,).
+        target: The whole pattern, (n,).
+        order: The pattern of each presentation, (presentations,).
+        asked: The pattern to recall, (1,).
+
+    >>> draw_episode(torch.arange(6.0), torch.ones(6, 4), torch.tensor([1.0, 0, 0, -1]), torch.ones(4),
+    ...              torch.tensor([0, 1]), torch.tensor([0])).axes[1].get_xlabel()
+    '0 of 4 wrong'
+    """
+    rows = torch.arange(len(target))[:MOST]
+    rows = rows[torch.argsort(2.0 * (query[rows] != 0) + (target[rows] < 0), stable=True)]
+    figure = new_figure(1, 1, width=10.0, height=4.4)
+    episode, result = figure.subplots(1, 2, width_ratios=(6, 1), sharey=True)
+    look = {"cmap": "RdBu", "vmin": -1.2, "vmax": 1.2, "aspect": "auto", "interpolation": "nearest"}
+    picture = episode.imshow(xs.T[rows].numpy(), extent=(0, (len(order) + 1) * SHOWN, len(rows), 0), **look)
+    _name_presentations(episode, order.tolist(), int(asked))
+    _name_bits(episode, int((query[rows] == 0).sum()), len(rows))
+    recalled, truth = xs[-1, rows].sign(), target[rows]
+    result.imshow(torch.stack([recalled, truth], 1).numpy(), extent=(0, 2, len(rows), 0), **look)
+    result.axvline(1, color="white", linewidth=2)
+    wrong = (recalled != truth).nonzero()[:, 0] + 0.5
+    result.plot([2.2] * len(wrong), wrong.tolist(), "k<", markersize=4, clip_on=False, in_layout=False)
+    result.set(xlim=(0, 2), xticks=[0.5, 1.5], xticklabels=["recalled", "truth"])
+    result.tick_params(left=False, labelleft=False)
+    result.set_xlabel(f"{len(wrong)} of {len(rows)} wrong")
+    figure.colorbar(picture, ax=result, label="x(t)", ticks=[-1, 0, 1], extend="both", fraction=0.1, pad=0.1)
+    return figure
+
+
+def _name_presentations(panel: Axes, order: Sequence[int], asked: int) -> None:
+    """Write A, B, ... below the image, at the time of their presentation."""
+    names = [LETTERS[pattern % len(LETTERS)] for pattern in (*order, asked)]
+    middles = [(place + 0.5) * SHOWN for place in range(len(names))]
+    panel.set_xticks(middles, [*names[:-1], f"{names[-1]} ?"])
+    panel.get_xticklabels()[-1].set_fontweight("bold")
+    panel.tick_params(axis="x", length=0)
+    for place in range(1, len(names)):
+        panel.axvline(place * SHOWN, color="black", linewidth=2.4 if place == len(order) else 0.6)
+    panel.set_xlabel(f"what is shown, for {SHOWN} s each; last, what is left of one of them")
+
+
+def _name_bits(panel: Axes, lost: int, rows: int) -> None:
+    parts = [(low, high, name) for low, high, name in ((0, lost, "lost"), (lost, rows, "given")) if low < high]
+    panel.set_yticks(
+        [(low + high) / 2 for low, high, _ in parts], [name for *_, name in parts], rotation=90, va="center"
+    )
+    panel.tick_params(axis="y", length=0)
+    panel.set_ylabel("bits")
+    if len(parts) > 1:
+        panel.axhline(lost, color="black", linewidth=1, linestyle=":")
+
+
+def _settings(lines: Iterable[Line]) -> list[tuple[int, int, float]]:
+    return sorted({line[1:4] for line in lines})
+
+
+def _compare(panel: Axes, lines: Sequence[Line]) -> None:
+    known = [*NAMES, *(line.model for line in lines if line.model not in NAMES)]
+    for model in dict.fromkeys(known):
+        here = [line for line in lines if line.model == model]
+        _draw(panel, here, COLOURS.get(model) or colour(model), NAMES.get(model, model))
+
+
+def _dress(panel: Axes, setting: tuple[int, int, float]) -> None:
+    n, patterns, degradation = setting
+    panel.set_title(f"n = {n}, {patterns} patterns, {100 * degradation:.0f} % of bits lost", fontsize="medium")
+    panel.axhline(50 * degradation, color="0.4", linewidth=0.9, linestyle=":")
+    panel.text(0.99, 50 * degradation + 0.8, "chance", transform=panel.get_yaxis_transform(), ha="right", color="0.4")
+    _frame(panel)
+
+
+def _frame(panel: Axes) -> None:
+    panel.axhline(1, color="0.4", linewidth=0.9, linestyle="--")
+    panel.set(xscale="log", xlabel="episodes", ylim=(0, 52))
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _draw(panel: Axes, lines: Sequence[Line], shade: str | tuple[float, ...], label: str) -> None:
+    if not lines:
+        return
+    places, rows = _binned(lines)
+    panel.plot(places, rows.mean(0), color=shade, linewidth=1.6, label=label)
+    if len(rows) > 1:
+        panel.fill_between(places, rows.min(0), rows.max(0), color=shade, alpha=0.2, linewidth=0)
+
+
+def _binned(lines: Sequence[Line]) -> tuple[Any, Any]:
+    """Means over bins of equal width on a logarithmic axis, one row per line, in per cent, without empty bins."""
+    first, last = min(min(line.episodes) for line in lines), max(max(line.episodes) for line in lines)
+    edges = torch.logspace(math.log10(first), math.log10(last), BINS + 1)
+    means = torch.stack([_means(line, edges) for line in lines])
+    full = ~means.isnan().any(2).any(0)
+    return means[0, full, 0].numpy(), 100 * means[:, full, 1].numpy()
+
+
+def _means(line: Line, edges: Tensor) -> Tensor:
+    """Mean episode and error of each bin, (bins, 2); nan if a bin is empty."""
+    both = torch.tensor([line.episodes, line.errors], dtype=torch.float32).T
+    bins = torch.bucketize(both[:, 0].contiguous(), edges[1:-1])
+    return torch.stack([both[bins == number].mean(0) for number in range(len(edges) - 1)])
+
+
+def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
+    """One legend for all panels, each name once."""
+    known = {}
+    for panel in panels:
+        handles, labels = panel.get_legend_handles_labels()
+        known |= dict(zip(labels, handles, strict=True))
+    columns = max(1, min(len(known), int(figure.get_figwidth() // 2.1)))
+    figure.legend(list(known.values()), list(known), loc="outside upper center", ncols=columns, frameon=False)

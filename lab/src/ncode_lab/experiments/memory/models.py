@@ -1,0 +1,218 @@
+"""Models of the memory task: patterns are shown one after another, then one of them is recalled from a part of it.
+
+All models are called as `model(stimuli, query)` with stimuli (batch, presentations, n) and query (batch, n), and return
+the recalled pattern (batch, n), by its signs. Nothing is carried over between episodes.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from ncode import InputError
+from ncode.block import NCODE
+from ncode.checks import check_choice
+from ncode.control import DataControl
+from ncode.dynamics import Function
+from ncode.models import PlasticMemory
+
+Model = Literal["ncode", "data-control", "ode-rnn", "lstm", "lstm-miconi"]
+MODELS: tuple[Model, ...] = get_args(Model)
+
+HOLD = 2.0  # diagonal of the plastic weights at the start of an episode, at first: a neuron keeps its sign
+SOLVER_STEPS = 1  # Runge-Kutta steps per presentation
+LSTM_STEPS = 5  # time steps per pattern, and for the query
+
+
+class DataControlledMemory(nn.Module):
+    """A data-controlled NODE (Massaroli et al., 2020): dx/dt = tanh(W [x, x_stim]), with W of n x 2n.
+
+    Each pattern, and then the query, is concatenated to x(t) in the field for 0.5 s. x starts at 0 and is carried from
+    one presentation to the next; its value at the end is the answer.
+
+    Args:
+        n: Bits of a pattern.
+        scale: Size of W at first.
+
+    >>> import torch
+    >>> DataControlledMemory(10)(torch.ones(2, 6, 10), torch.ones(2, 10)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, n: int, scale: float = 1e-3):
+        super().__init__()
+        self.block = _driven_block(_Concatenated(n, scale), n)
+
+    def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
+        """x at the end of the query."""
+        return _run_episode(self.block, stimuli, query)
+
+    def nfe(self, presentations: int) -> int:
+        """Evaluations of the field per episode."""
+        return 4 * SOLVER_STEPS * (presentations + 1)
+
+
+class ODERNNMemory(nn.Module):
+    """A continuous RNN with fixed weights and a linear read-out: dh/dt = tanh(W h + x_stim), answer R h, n x n each.
+
+    Each pattern, and then the query, is an input current for 0.5 s. h starts at 0 and is carried through the episode.
+
+    Args:
+        n: Bits of a pattern.
+        scale: Size of W and R at first.
+
+    >>> import torch
+    >>> ODERNNMemory(10)(torch.ones(2, 6, 10), torch.ones(2, 10)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, n: int, scale: float = 1e-3):
+        super().__init__()
+        self.block = _driven_block(_Current(n, scale), n)
+        self.read_out = nn.Parameter(scale * torch.randn(n, n))
+
+    def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
+        """R h at the end of the query."""
+        return _run_episode(self.block, stimuli, query) @ self.read_out.mT
+
+    def nfe(self, presentations: int) -> int:
+        """Evaluations of the field per episode."""
+        return 4 * SOLVER_STEPS * (presentations + 1)
+
+
+class LSTMMemory(nn.Module):
+    """A plain LSTM and a linear read-out.
+
+    Each pattern, and then the query, is its input for 5 time steps; the answer is read out at the end.
+
+    Args:
+        n: Bits of a pattern.
+        units: Hidden units.
+
+    >>> import torch
+    >>> LSTMMemory(10, 32)(torch.ones(2, 6, 10), torch.ones(2, 10)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, n: int, units: int = 5000):
+        super().__init__()
+        self.lstm = nn.LSTM(n, units, batch_first=True)
+        self.read_out = nn.Linear(units, n)
+
+    def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
+        """The read-out at the end of the query."""
+        shown = torch.cat([stimuli, query[:, None]], 1).repeat_interleave(LSTM_STEPS, 1)
+        return self.read_out(self.lstm(shown)[0][:, -1])
+
+    def nfe(self, presentations: int) -> int:
+        """Time steps per episode."""
+        return LSTM_STEPS * (presentations + 1)
+
+
+class ClampedLSTMMemory(nn.Module):
+    """An LSTM with strong inputs and clamped cells, after the description in Miconi et al. (2018).
+
+    Driven as `LSTMMemory`, but inputs are multiplied by `strength`, and the first n units are visible: the cell of each
+    is held at the bit shown to it for as long as it is shown (a bit of 0 leaves it free), and their outputs at the end
+    of the query are the answer. The paper does not say how cells were clamped; this is our reading.
+
+    Args:
+        n: Bits of a pattern.
+        units: Hidden units, including the visible ones.
+        strength: Factor of the inputs.
+
+    >>> import torch
+    >>> ClampedLSTMMemory(10, 32)(torch.ones(2, 6, 10), torch.ones(2, 10)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(self, n: int, units: int = 5000, strength: float = 20.0):
+        super().__init__()
+        if units < n:
+            raise InputError(f"lstm-miconi needs a unit for each bit: given {units} units for {n} bits")
+        self.units, self.strength = units, strength
+        # Only its parameters are used: its forward pass cannot clamp cells.
+        self.cell = nn.LSTMCell(n, units)
+
+    def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
+        """Outputs of the visible units at the end of the query."""
+        shown = torch.cat([stimuli, query[:, None]], 1)
+        driven = nn.functional.linear(self.strength * shown, self.cell.weight_ih, self.cell.bias_ih + self.cell.bias_hh)
+        back = self.cell.weight_hh.mT
+        h = c = query.new_zeros(len(query), self.units)
+        for bits, drive in zip(shown.unbind(1), driven.unbind(1), strict=True):
+            clamped = nn.functional.pad(bits, (0, self.units - bits.shape[1]))
+            free = clamped == 0
+            for _ in range(LSTM_STEPS):
+                i, f, g, o = torch.addmm(drive, h, back).chunk(4, 1)
+                c = torch.where(free, f.sigmoid() * c + i.sigmoid() * g.tanh(), clamped)
+                h = o.sigmoid() * c.tanh()
+        return h[:, : query.shape[1]]
+
+    def nfe(self, presentations: int) -> int:
+        """Time steps per episode."""
+        return LSTM_STEPS * (presentations + 1)
+
+
+MemoryModule = PlasticMemory | DataControlledMemory | ODERNNMemory | LSTMMemory | ClampedLSTMMemory
+
+
+def build_memory(name: str, n: int, *, scale: float = 1e-3, units: int = 5000) -> MemoryModule:
+    """The model of that name. ncode, data-control and ode-rnn have 2 n^2 parameters each.
+
+    Args:
+        name: ncode: plastic N-CODE; data-control: data-controlled NODE; ode-rnn: continuous RNN with fixed weights;
+            lstm; lstm-miconi: LSTM with strong inputs and clamped cells.
+        n: Bits of a pattern.
+        scale: Size of the weights of ncode, data-control and ode-rnn at first.
+        units: Hidden units of an LSTM.
+
+    >>> import torch
+    >>> build_memory("ode-rnn", 8)(torch.ones(2, 6, 8), torch.ones(2, 8)).shape
+    torch.Size([2, 8])
+    """
+    match check_choice("model", name, MODELS):
+        case "ncode":
+            return PlasticMemory(n, scale, HOLD, SOLVER_STEPS)
+        case "data-control":
+            return DataControlledMemory(n, scale)
+        case "ode-rnn":
+            return ODERNNMemory(n, scale)
+        case "lstm":
+            return LSTMMemory(n, units)
+        case _:
+            return ClampedLSTMMemory(n, units)
+
+
+class _Concatenated(nn.Module):
+    def __init__(self, n: int, scale: float):
+        super().__init__()
+        self.weight = nn.Parameter(scale * torch.randn(n, 2 * n))
+
+    def forward(self, t: Tensor, x: Tensor, shown: Tensor) -> Tensor:
+        return torch.tanh(torch.cat([x, shown], 1) @ self.weight.mT)
+
+
+class _Current(nn.Module):
+    def __init__(self, n: int, scale: float):
+        super().__init__()
+        self.weight = nn.Parameter(scale * torch.randn(n, n))
+
+    def forward(self, t: Tensor, h: Tensor, shown: Tensor) -> Tensor:
+        return torch.tanh(torch.addmm(shown, h, self.weight.mT))
+
+
+def _driven_block(field: nn.Module, n: int) -> NCODE:
+    duration = PlasticMemory.presentation_time
+    # A graph of the few steps is small, and faster than repeating them in backward.
+    settings = {"method": "rk4", "dt": duration / SOLVER_STEPS, "gradient": "autograd"}
+    return NCODE(Function(field, (n,), (n,)), DataControl(), t1=duration, **settings)
+
+
+def _run_episode(block: NCODE, stimuli: Tensor, query: Tensor) -> Tensor:
+    x = torch.zeros_like(query)
+    for shown in (*stimuli.unbind(1), query):
+        x = block(x, context=shown)
+    return x

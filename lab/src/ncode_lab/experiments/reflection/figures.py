@@ -1,0 +1,58 @@
+"""Figure 3 of the paper: trajectories over the field that they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from ...figures.style import new_figure
+
+START = ScalarMappable(Normalize(-1, 1), colormaps["coolwarm"])
+
+
+class Flow(NamedTuple):
+    """What one model does with numbers.
+
+    Attributes:
+        ts: Times (T,).
+        xs: Trajectories (samples, T).
+        grid: Points (G,) at which the field is known.
+        slopes: The field that the last sample meets, (G, T).
+        error: The mean squared error at the end.
+    """
+
+    ts: Tensor
+    xs: Tensor
+    grid: Tensor
+    slopes: Tensor
+    error: float
+
+
+def draw_reflection(flows: Mapping[str, Flow]) -> Figure:
+    """One panel per model: trajectories coloured by x(0), over the field of the sample that starts at 1."""
+    figure = new_figure(1, len(flows), width=3.3, height=3.2)
+    panels = figure.subplots(1, len(flows), sharey=True, squeeze=False)[0]
+    for panel, (name, flow) in zip(panels, flows.items(), strict=True):
+        _draw(panel, flow)
+        panel.set_title(f"{name}\nmean squared error {flow.error:.2g}", fontsize="medium")
+    panels[0].set_ylabel("x(t)")
+    figure.colorbar(START, ax=list(panels), label="x(0)", ticks=[-1, 0, 1])
+    return figure
+
+
+def _draw(panel: Axes, flow: Flow) -> None:
+    style = {"color": "0.82", "density": 0.7, "linewidth": 0.7, "arrowsize": 0.7}
+    ts = flow.ts.numpy()
+    panel.streamplot(ts, flow.grid.numpy(), flow.slopes.numpy() * 0 + 1, flow.slopes.numpy(), **style)
+    for path in flow.xs.numpy():
+        colour = START.to_rgba(path[0])
+        panel.plot(ts, path, color=colour, linewidth=1.6)
+        panel.plot(1, -path[0], "o", color=colour, markersize=4, clip_on=False)
+    panel.set(xlabel="t", xlim=(0, 1), ylim=(-1.25, 1.25))

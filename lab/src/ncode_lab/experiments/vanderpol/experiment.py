@@ -1,0 +1,216 @@
+"""Fit an oscillation with a state on the line, and learn mu."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+
+from ncode import InputError
+
+from ...data import oscillation, stream
+from ...training import Column, Loss, Task, Trial, TrialContext
+from ..base import Experiment, Finished, Picture
+from ..common import check_choices, check_positive
+from .models import MODELS, RTOL, START, Model, Oscillator
+
+GUESS = (0.5, 2.0)  # bounds of the random value that mu starts from
+GROWING = 0.6  # fraction of training in which the fitted time grows
+FIRST = 0.25  # fraction of that time that is fitted at first
+
+
+@dataclass(frozen=True)
+class VanDerPol(Experiment):
+    """Fit an oscillation with a state on the line, and learn mu.
+
+    The oscillator x'' = mu (1 - x^2) x' - x is, with Lienard's variable as the control,
+
+        dx/dt = mu (x - x^3 / 3 - theta),    dtheta/dt = x / mu.
+
+    Our reading of figure 2, which the paper's text does not describe further:
+
+    - the target is the first coordinate of a trajectory of the oscillator that starts at rest, x(0) = 2, x'(0) = 0, in
+      a regime with a mu of its own;
+    - "constant" (red in the figure): the first equation with a constant theta. mu and theta are learnt. An autonomous
+      equation on the line has monotone solutions, so it cannot oscillate: it runs to a fixed point;
+    - "dynamic" (black): both equations; theta is driven by the state, and starts at x(0) - x(0)^3 / 3, which is what
+      starting at rest means. Only mu is learnt, one number for both equations.
+
+    mu starts at a random value. The fitted time grows in the first part of training: over the whole of it, an
+    oscillation with a wrong period has many local minima. What follows the fitted time is held out.
+    """
+
+    name = "vanderpol"
+    line = "the Van der Pol oscillator, with a constant and with a dynamic control (figure 2)"
+    question = (
+        "An oscillation on the line turns back, and so no autonomous equation on the line has it as a solution: with a"
+        " constant control, a NODE can only run to a fixed point. Once the control follows an equation of its own,"
+        " driven by the state, can gradient descent find the one parameter µ that fits the oscillation, from a nearly"
+        " harmonic regime to a stiff one? Look for the learnt µ beside the true one, and for the grey part of each"
+        " curve, which was not fitted to."
+    )
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "smoke": {"mus": (1.0,), "steps": 4, "points": 20, "fitted": 3.0},
+        "quick": {"mus": (0.5, 2.0, 5.0), "steps": 80},
+        "paper": {},
+    }
+    columns = (
+        Column("error", "mean squared error, fitted", digits=5),
+        Column("ahead", "mean squared error, ahead", digits=5),
+        Column("mu", "learnt µ", digits=3),
+        Column("mu error", "error of µ, %", digits=2, scale=100),
+    )
+    retired: ClassVar[Mapping[str, Any]] = {"guess": GUESS, "rtol": RTOL}
+
+    models: tuple[Model, ...] = MODELS
+    """Models to train."""
+    mus: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
+    """Regimes: mu of each oscillation. From about 5 on they are stiff."""
+    fitted: float = 12.0
+    """Length of the fitted part of a trajectory. The held-out part after it is as long again."""
+    points: int = 60
+    """Times per training step at which the trajectories are compared."""
+    steps: int = 200
+    """Training steps."""
+    lr: float = 0.1
+    """Learning rate of Adam; it falls to 0 in the last part of training."""
+
+    def __post_init__(self) -> None:
+        check_choices("model", self.models, MODELS)
+        check_positive(self, "mus", "fitted", "points", "steps", "lr")
+        if not self.mus:
+            raise InputError("mus must hold at least one regime, such as 5.0")
+        if len(set(self.mus)) < len(self.mus):
+            raise InputError(f"mus must be named once each; given {', '.join(map(str, self.mus))}")
+
+    def trials(self, seeds: Sequence[int]) -> list[Trial]:
+        return [
+            Trial(model, f"mu={mu:g}", seed, {"mu": float(mu)})
+            for mu in self.mus
+            for model in self.models
+            for seed in seeds
+        ]
+
+    def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
+        task = FitOscillation(self, trial)
+        model = context.fit(task)
+        assert isinstance(model, Oscillator)
+        if context.options.save:
+            context.info("a model with one or two numbers is not saved as a folder: the result has mu")
+        context.save_tensors("fit", **_fit(model, task.record))
+        mu, true = float(model.mu.detach()), trial.about["mu"]
+        return {**score(model, task.record), "mu": mu, "mu error": abs(mu - true) / true}
+
+    def figures(self, finished: Sequence[Finished]) -> list[Picture]:
+        """Figure 2 for each regime, of the first seed; and mu during training, of all seeds."""
+        from .figures import Fit, draw_learning, draw_vanderpol
+
+        regimes: dict[float, dict[str, Any]] = {}
+        learning: dict[float, list[dict[str, list[float]]]] = {}
+        for done in finished:
+            mu, model = done.trial.about["mu"], done.trial.model
+            fits = regimes.setdefault(mu, {})
+            if model not in fits:
+                fits[model] = Fit(**done.load("fit"), seen=self.fitted, mu=done.result.metrics["mu"])
+            if model == "dynamic" and "train mu" in done.result.curves:
+                learning.setdefault(mu, []).append(done.result.curves)
+        pictures = [Picture("oscillations", draw_vanderpol(regimes), _OSCILLATIONS)] if regimes else []
+        if learning:
+            pictures.append(Picture("learning", draw_learning(learning), _LEARNING))
+        return pictures
+
+
+_OSCILLATIONS = (
+    "Blue: the oscillation to be fitted, in each regime. Red: with a constant control, which can only run to a fixed"
+    " point, whatever it learns. Black: with a control that the state drives. Grey ground: not fitted to."
+    " Right: state and control, from where they start (white dot)."
+)
+_LEARNING = "The µ of the dynamic control while it is trained, one line per seed; dashed: the true one."
+
+
+class Record(NamedTuple):
+    """An oscillation: times (T,), states (T,), and the number of leading points that are fitted."""
+
+    t: Tensor
+    x: Tensor
+    fitted: int
+
+
+class FitOscillation(Task):
+    """Mean squared error at times of a span that grows."""
+
+    def __init__(self, settings: VanDerPol, trial: Trial):
+        self.settings, self.steps = settings, settings.steps
+        low, high = (math.log(bound) for bound in GUESS)
+        share = float(torch.rand((), generator=stream(trial.seed, "vanderpol", "guess")))
+        torch.manual_seed(trial.seed)
+        self.model = Oscillator(trial.model, math.exp(low + share * (high - low)))
+        self.record = record(settings, trial.about["mu"])
+
+    def batch(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """The same number of times in every step, spread over the span: devices share them."""
+        grown = FIRST + (1 - FIRST) * step / max(1.0, GROWING * self.steps)
+        last = min(1.0, grown) * (self.record.fitted - 1)
+        chosen = torch.linspace(0, last, self.settings.points).round().long()
+        return {"t": self.record.t[chosen], "x": self.record.x[chosen]}
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Loss:
+        assert isinstance(model, Oscillator)
+        sol = model.solve(batch["t"])
+        assert sol.xs is not None
+        error = (sol.xs[0, :, 0] - batch["x"]).square().mean()
+        report = {"error": error.detach(), "mu": model.mu.detach(), "nfe": sol.stats.nfe.float().mean()}
+        return Loss(error, report | {"rejected": sol.stats.rejected.sum()})
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, Oscillator)
+        return score(model, self.record)
+
+    def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return Adam(parameters, lr=self.settings.lr)
+
+    def schedule(self, optimiser: Optimizer) -> LRScheduler:
+        """Constant while the span grows, then falling to 0."""
+        left = (1 - GROWING) * self.steps
+        return LambdaLR(optimiser, lambda step: min(1.0, (self.steps - step) / max(left, 1.0)))
+
+
+def record(settings: VanDerPol, mu: float, points: int = 600) -> Record:
+    """The oscillation of a regime, over twice the fitted time.
+
+    >>> t, x, fitted = record(VanDerPol(), 5.0)
+    >>> float(x[0]), float(t[fitted - 1]), round(float(t[-1]), 2)
+    (2.0, 12.0, 24.0)
+    """
+    ts = torch.arange(2 * points + 1) * (settings.fitted / points)
+    seen = oscillation(ts, mu=float(mu), x0=(START, 0.0))
+    return Record(seen.t, seen.x[0, :, 0], points + 1)
+
+
+@torch.no_grad()
+def score(model: Oscillator, seen: Record) -> dict[str, float]:
+    """Mean squared errors, at tolerances so small that the model's error is shown and not the solver's."""
+    seen = _like(seen, model)
+    sol = model.solve(seen.t, rtol=1e-6, atol=1e-8)
+    assert sol.xs is not None
+    squares = (sol.xs[0, :, 0] - seen.x).square()
+    return {"error": float(squares[: seen.fitted].mean()), "ahead": float(squares[seen.fitted :].mean())}
+
+
+def _like(seen: Record, model: Oscillator) -> Record:
+    """On the device and in the precision of the model."""
+    return Record(seen.t.to(model.mu), seen.x.to(model.mu), seen.fitted)
+
+
+@torch.no_grad()
+def _fit(model: Oscillator, seen: Record) -> dict[str, Tensor]:
+    seen = _like(seen, model)
+    sol = model.solve(seen.t)
+    assert sol.xs is not None
+    return {"ts": seen.t, "target": seen.x, "x": sol.xs[0, :, 0], "theta": sol.thetas["theta"][0, :, 0]}

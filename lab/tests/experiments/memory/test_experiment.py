@@ -1,0 +1,119 @@
+"""The memory experiment: its trials, when it says that a task is learned, and a run of it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from ncode_lab.experiments import run
+from ncode_lab.experiments.memory import Memory
+from ncode_lab.experiments.memory.experiment import Remember, episodes_to_learn
+from ncode_lab.report import gather
+from ncode_lab.training import RunOptions, Trial
+
+from ncode import InputError
+
+SETTING = {"n": 40, "patterns": 2, "degradation": 0.5}
+
+
+def test_models_are_compared_where_the_first_part_of_bits_is_lost_and_ncode_runs_everywhere():
+    memory = Memory(patterns=(2, 5), degradation=(0.5, 0.9))
+    settings = {
+        model: {
+            (t.about["n"], t.about["patterns"], t.about["degradation"]) for t in memory.trials([0]) if t.model == model
+        }
+        for model in memory.models
+    }
+    assert len(settings["ncode"]) == 8
+    assert settings["ode-rnn"] == settings["data-control"] == {(n, p, 0.5) for n in (100, 1000) for p in (2, 5)}
+    assert settings["lstm"] == settings["lstm-miconi"] == {(100, 2, 0.5), (1000, 2, 0.5)}
+
+
+def test_every_trial_has_a_folder_of_its_own():
+    names = [trial.name for trial in Memory().trials(range(3))]
+    assert len(set(names)) == len(names)
+
+
+def test_what_is_learned_and_lost_again_is_not_learned():
+    steps = list(range(1, 101))
+    errors = [0.3] * 20 + [0.0] * 40 + [0.3] * 5 + [0.0] * 35
+    when = episodes_to_learn(steps, errors, batch=10)
+    assert when is not None
+    assert 650 < when <= 750 + 10
+    assert episodes_to_learn(steps, [0.02] * 100, batch=10) is None
+    assert episodes_to_learn(steps, [0.0] * 100, batch=10) == 10
+
+
+def test_a_batch_depends_on_its_generator_alone():
+    task = Remember(Memory(batch=3), Trial("ncode", "", 0, SETTING))
+    first, again, other = (task.batch(7, torch.Generator().manual_seed(seed)) for seed in (5, 5, 6))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+
+
+def test_all_models_of_a_seed_are_judged_by_the_same_fresh_episodes():
+    memory, seen = Memory(evaluation=6, units=40, n=(40,)), []
+
+    class Spy(torch.nn.Module):
+        def forward(self, stimuli, query):
+            seen.append(query)
+            return query
+
+    errors = [
+        Remember(memory, Trial(model, "", seed, SETTING)).evaluate(Spy())["error"]
+        for model, seed in (("ncode", 0), ("lstm", 0), ("ncode", 1))
+    ]
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[0], seen[2])
+    # Spy knows the bits that are given, and says nothing about the others.
+    assert errors == [0.5, 0.5, 0.5]
+
+
+def test_a_few_hundred_episodes_teach_plastic_weights_to_remember(tmp_path):
+    memory = Memory(models=("ncode",), n=(60,), patterns=(2,), degradation=(0.5,), episodes=400)
+    folder = run(memory, "quick", RunOptions(out=tmp_path, device="cpu", quiet=True))
+    (result,) = [json.loads(path.read_text()) for path in folder.glob("trials/*/result.json")]
+    assert result["metrics"]["error"] < 0.01
+    assert result["metrics"]["episodes"] < 400
+    assert result["parameters"] == 2 * 60**2
+
+
+def test_a_smoke_run_draws_an_episode_and_the_curves_of_all_models(tmp_path):
+    memory = replace(Memory.preset("smoke"), patterns=(2, 3))
+    folder = run(memory, "smoke", RunOptions(out=tmp_path, device="cpu", quiet=True, seeds=2))
+    assert {path.name for path in (folder / "figures").glob("*.png")} == {"episode.png", "error.png", "settings.png"}
+    lines = [json.loads(line) for line in next(folder.glob("trials/ode-rnn-*/metrics.jsonl")).read_text().splitlines()]
+    assert all(0 <= line["error"] <= 1 for line in lines)
+    assert {line["kind"] for line in lines} == {"train", "evaluation"}
+
+
+def test_curves_of_several_runs_are_drawn_together_from_their_result_files_alone(tmp_path):
+    tiny = replace(Memory.preset("smoke"), models=("ncode", "ode-rnn"))
+    for patterns, batch in (((2,), 4), ((3,), 2)):
+        options = RunOptions(out=tmp_path, device="cpu", quiet=True)
+        run(replace(tiny, patterns=patterns, batch=batch), "smoke", options)
+    results = [result for one in gather([tmp_path]) for result in one.results]
+    pictures = {picture.name: picture.figure for picture in Memory.redraw(results)}
+    assert list(pictures) == ["error", "settings"]
+    both = pictures["error"].axes
+    assert [panel.get_title() for panel in both] == [f"n = 20, {p} patterns, 50 % of bits lost" for p in (2, 3)]
+    # Episodes are steps times the batch of the run that a curve comes from.
+    assert [max(panel.lines[0].get_xdata()) for panel in both] == [16, 16]
+    (only,) = pictures["settings"].axes
+    assert [line.get_label() for line in only.lines[:2]] == ["2 patterns", "3 patterns"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"models": ("lstmm",)}, "lstm"),
+        ({"n": ()}, "at least one value"),
+        ({"patterns": (2, 2)}, "each once"),
+        ({"degradation": (1.0,)}, "below 1"),
+        ({"batch": 0}, "batch must be above 0"),
+        ({"units": 10}, "a unit for each bit"),
+    ],
+)
+def test_wrong_settings_get_a_sentence(wrong, sentence):
+    with pytest.raises(InputError, match=sentence):
+        Memory(**wrong)
