@@ -8,7 +8,7 @@ from ncode_lab.cli import main
 from ncode_lab.training import Result
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "experiments").glob("*.md"))]
+PAGES = [ROOT.parent / "README.md", *sorted((ROOT / "pages").glob("*.md"))]
 RESULTS = sorted(ROOT.glob("results/*/*.json"))
 
 
