@@ -13,10 +13,8 @@ from ncode.checks import check_choice
 
 from ..experiments import EXPERIMENTS, find
 from ..training import RunOptions
-from .arguments import DEFAULT_PRESET, PresetFlags, form
 from .report import CollectOptions, ReportOptions, TablesOptions
-from .run import DemoOptions
-from .sweep import SweepArguments
+from .run import DEFAULT_PRESET, DemoOptions, PresetFlags, SweepArguments, form
 
 SHELLS = ("bash", "zsh")
 USAGE = """usage: ncode completion {bash,zsh}

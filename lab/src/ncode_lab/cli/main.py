@@ -31,18 +31,14 @@ COMMANDS = {
     "run": Command("run an experiment: ncode run reflection --quick", "run", "run"),
     "report": Command("write an HTML report of runs: ncode report runs/*", "report", "report"),
     "demo": Command("run reflection, annuli and memory quickly, then write the report", "run", "demo"),
-    "sweep": Command("run an experiment over a grid of settings", "sweep", "sweep"),
+    "sweep": Command("run an experiment over a grid of settings", "run", "sweep"),
     "collect": Command("copy the results of runs to results/, one JSON file per trial", "report", "collect"),
     "tables": Command("write the results under results/ into the tables of a Markdown file", "report", "tables"),
     "completion": Command("print a shell completion script: ncode completion bash", "completion", "completion"),
 }
 # The extra of ncode-lab that installs a package; the others come with ncode-lab itself.
-EXTRAS = {
-    "optuna": "sweep",
-    "submitit": "sweep",
-    "tensorboard": "tensorboard",
-    **dict.fromkeys(("PIL", "numpy", "scipy", "sklearn", "openTSNE"), "images"),
-}
+EXTRAS = {"optuna": "sweep", "submitit": "sweep", "tensorboard": "tensorboard"}
+EXTRAS |= dict.fromkeys(("PIL", "numpy", "scipy", "sklearn", "openTSNE"), "images")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

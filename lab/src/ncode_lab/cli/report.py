@@ -18,10 +18,10 @@ from ..report import (
     Run,
     as_markdown,
     gather,
-    in_order,
     make_table,
     replace_block,
-    stale,
+    sort_results,
+    stale_blocks,
     write_report,
 )
 from ..training import Trial
@@ -98,7 +98,7 @@ def tables(arguments: list[str]) -> int:
             raise InputError(f"there is no file {file}")
         text = file.read_text(encoding="utf-8")
         made = {name: table_of(name, given.results) for name in _table_names(file, text)}
-        outdated = stale(text, made)
+        outdated = stale_blocks(text, made)
         if outdated and given.check:
             raise InputError(
                 f"tables of {file} differ from the results: {', '.join(outdated)}; run `ncode tables {file}`"
@@ -123,7 +123,7 @@ def table_of(name: str, results: Path) -> str:
     kind = find(name)
     every = [result for run in gather([results / name]) for result in run.results]
     found = [result for result in every if _matches(result.dataset, part)]
-    return as_markdown(make_table(in_order(found, kind.about()["models"]), kind.columns, kind.paper))
+    return as_markdown(make_table(sort_results(found, kind.about()["models"]), kind.columns, kind.paper))
 
 
 def _matches(dataset: str, part: str) -> bool:

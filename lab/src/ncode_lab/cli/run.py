@@ -1,11 +1,11 @@
-"""`ncode list`, `ncode run` and `ncode demo`."""
+"""Commands that run experiments: `ncode list`, `run`, `demo` and `sweep`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tyro
 
@@ -13,12 +13,15 @@ from ncode import InputError
 
 from ..experiments import EXPERIMENTS, PRESETS, Experiment, find
 from ..experiments import run as run_experiment
+from ..experiments.sweep import Sweep, SweepOptions, read_grid
+from ..experiments.sweep import sweep as run_sweep
 from ..report import write_report
 from ..training import RunOptions
 from ..training.devices import is_first_process
+from ..training.options import Device
 from ..training.run_folder import find_unfinished, read_record
-from .arguments import DEFAULT_PRESET, PresetFlags, chosen_preset, form, take_experiment
 
+DEFAULT_PRESET = "quick"
 # Options that a resumed run must keep: the others (devices, folder, verbosity) may change.
 FIXED_OPTIONS = ("seed", "seeds", "precision", "deterministic")
 DEMO = ("reflection", "annuli", "memory")
@@ -33,17 +36,58 @@ def list_experiments(arguments: list[str]) -> int:
         kind = find(name)
         print(f"{name:{width}}{kind.line}")
         for preset in PRESETS:
-            changes = kind.presets.get(preset, {})
-            settings = ", ".join(f"{setting} {_plain(value)}" for setting, value in changes.items())
-            print(f"{'':{width}}  --{preset:7}{settings or 'all settings at their defaults'}")
-    print(
-        f"\nRun one: `ncode run NAME`. Its settings: `ncode run NAME --help`. The default preset is {DEFAULT_PRESET}."
-    )
+            settings, defaults = asdict(kind.preset(preset)), asdict(kind())
+            changes = [f"{each} {_plain(value)}" for each, value in settings.items() if value != defaults[each]]
+            print(f"{'':{width}}  --{preset:7}{', '.join(changes) or 'all settings at their defaults'}")
+    print(f"\nRun one: `ncode run NAME`. Its settings: `ncode run NAME --help`. Default preset: {DEFAULT_PRESET}.")
     return 0
 
 
 def _plain(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _preset_flags() -> Any:
+    members = []
+    for name in PRESETS:
+        text = f"Start from the settings of the preset {name!r}{' (the default)' if name == DEFAULT_PRESET else ''}."
+        flag = Annotated[bool, tyro.conf.FlagCreatePairsOff, tyro.conf.arg(help=text, help_behavior_hint="")]
+        members.append((name, flag, False))
+    flags = make_dataclass("PresetFlags", members, frozen=True)
+    flags.__doc__ = "At most one preset. `ncode list` shows what each of them sets."
+    return flags
+
+
+PresetFlags = _preset_flags()
+
+
+def form(title: str, **groups: Any) -> Any:
+    """A dataclass that tyro reads from the command line: preset flags, then the fields of each group of options."""
+    members = {"preset": PresetFlags, **groups}
+    return make_dataclass(title, [(name, tyro.conf.OmitArgPrefixes[kind]) for name, kind in members.items()])
+
+
+def chosen_preset(arguments: Sequence[str]) -> str:
+    """The preset named in the arguments. Default: "quick".
+
+    >>> chosen_preset(["--steps", "3", "--smoke"])
+    'smoke'
+    """
+    named = [preset for preset in PRESETS if f"--{preset}" in arguments]
+    if len(named) > 1:
+        raise InputError(f"choose one preset; given {' and '.join('--' + preset for preset in named)}")
+    return named[0] if named else DEFAULT_PRESET
+
+
+def take_experiment(arguments: list[str], command: str) -> tuple[type[Experiment], list[str]]:
+    """The experiment named first, and the remaining arguments.
+
+    >>> take_experiment(["reflection", "--steps", "3"], "run")[1]
+    ['--steps', '3']
+    """
+    if not arguments or arguments[0].startswith("-"):
+        raise InputError(f"name an experiment: `ncode {command} NAME`, with NAME one of {', '.join(EXPERIMENTS)}")
+    return find(arguments[0]), arguments[1:]
 
 
 def run(arguments: list[str]) -> int:
@@ -83,7 +127,7 @@ def parse(settings: Experiment, options: RunOptions, arguments: Sequence[str]) -
 def _resume(kind: type[Experiment], folder: Path, arguments: list[str]) -> tuple[Any, str]:
     """Settings, options and preset of the original run. Arguments that contradict them are refused."""
     record = read_record(folder)
-    settings = settings_from_json(kind, record["settings"])
+    settings, preset = kind.from_record(record)
     options = replace(RunOptions(), **{name: record["options"][name] for name in FIXED_OPTIONS})
     given = parse(settings, options, arguments)
     before = asdict(settings) | {name: getattr(options, name) for name in FIXED_OPTIONS}
@@ -94,19 +138,7 @@ def _resume(kind: type[Experiment], folder: Path, arguments: list[str]) -> tuple
                 f"{name} was {value!r} when {folder} was started and is {now[name]!r} now: leave it out to resume that"
                 " run, or leave --resume out to start a new one"
             )
-    return given, record["preset"]
-
-
-def settings_from_json(kind: type[Experiment], settings: dict[str, Any]) -> Experiment:
-    """Settings as run.json holds them. JSON has lists where settings have tuples."""
-    unknown = sorted(set(settings) - {field.name for field in fields(kind)})
-    if unknown:
-        raise InputError(f"the run was started by another version: {kind.name} has no setting {', '.join(unknown)}")
-    return kind(**{name: _to_tuples(value) for name, value in settings.items()})
-
-
-def _to_tuples(value: Any) -> Any:
-    return tuple(map(_to_tuples, value)) if isinstance(value, list) else value
+    return given, preset
 
 
 @dataclass(frozen=True)
@@ -135,4 +167,42 @@ def demo(arguments: list[str]) -> int:
             print(f"\n{name}: {kind.line}", flush=True)
         paths.append(run_experiment(kind.preset(preset), preset, options))
     print(f"\n{write_report(paths, given.out / 'report.html')}")
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepArguments(SweepOptions):
+    """Run an experiment over a grid of settings, each point with several seeds."""
+
+    grid: tuple[str, ...] = ()
+    """Settings and their values: --grid lr=0.01,0.02 hidden=8,16."""
+    seed: int = 0
+    """The first seed."""
+    seeds: int = 1
+    """Seeds per point."""
+    out: Path = Path("sweeps")
+    """Where the sweep's folder goes. A sweep that exists there is resumed."""
+    device: Device = "auto"
+    """Where to train."""
+
+
+def sweep(arguments: list[str]) -> int:
+    """Run a sweep, and print its table."""
+    if arguments in (["--help"], ["-h"]):
+        print(f"usage: ncode sweep NAME --grid SETTING=VALUE,... [options]\n\nNAME: {', '.join(EXPERIMENTS)}")
+        return 0
+    kind, arguments = take_experiment(arguments, "sweep")
+    shape = form("Sweep", sweep=SweepArguments)
+    default = shape(PresetFlags(), SweepArguments())
+    given: SweepArguments = tyro.cli(shape, prog=f"ncode sweep {kind.name}", args=arguments, default=default).sweep
+    preset = chosen_preset(arguments)
+    shared: dict[str, Any] = {each.name: getattr(given, each.name) for each in fields(SweepOptions)}
+    plan = Sweep(
+        **shared,
+        base=kind.preset(preset),
+        preset=preset,
+        grid=read_grid(kind, given.grid),
+        options=RunOptions(seed=given.seed, seeds=given.seeds, out=given.out, device=given.device, quiet=True),
+    )
+    print(run_sweep(plan))
     return 0

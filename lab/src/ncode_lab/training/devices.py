@@ -65,6 +65,15 @@ def is_first_process() -> bool:
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
+def broadcast(value: Any, fabric: Fabric | None) -> Any:
+    """Send the first process's value to all processes of a run.
+
+    >>> broadcast({"step": 3}, fabric=None)
+    {'step': 3}
+    """
+    return value if fabric is None or fabric.world_size == 1 else fabric.broadcast(value)
+
+
 def _device_kind(options: RunOptions) -> str:
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if options.device == "cuda" and not available:

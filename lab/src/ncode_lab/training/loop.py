@@ -17,7 +17,7 @@ from torch import Tensor
 from ncode import InputError
 
 from .checkpoint import BestWeights, Checkpoint, Checkpoints
-from .devices import derive_seed, seed_step, shard_batch
+from .devices import broadcast, derive_seed, seed_step, shard_batch
 from .engine import Engine, LossBuffer
 from .errors import RunError, Stopped
 from .progress import TensorBoardLog
@@ -188,8 +188,7 @@ class _Loop:
             self._read_every = min(2 * self._read_every, longest)
         elif elapsed > 4 * SECONDS_BETWEEN_READINGS:
             self._read_every = max(self._read_every // 2, 1)
-        if self.fabric.world_size > 1:
-            self._read_every = self.fabric.broadcast(self._read_every)
+        self._read_every = broadcast(self._read_every, self.fabric)
 
     def _log(self, kind: str, values: dict[str, float]) -> None:
         self.log.write(self.step, kind, self._key[1], values)
@@ -205,7 +204,7 @@ class _Loop:
             with torch.no_grad(), self.fabric.autocast():
                 values = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
             self.model.train()
-        self.evaluation = self.fabric.broadcast(values) if self.fabric.world_size > 1 else values
+        self.evaluation = broadcast(values, self.fabric)
         self._log("evaluation", self.evaluation)
         self.progress.evaluated(self.step, self.evaluation)
         if self._best is not None:
@@ -215,7 +214,7 @@ class _Loop:
 
     def _load_best(self, best: BestWeights) -> None:
         # Buffers may differ between processes: take those that were evaluated.
-        weights = self.fabric.broadcast(best.weights) if self.fabric.world_size > 1 else best.weights
+        weights = broadcast(best.weights, self.fabric)
         if weights is not None:
             self._engine.load_weights(weights)
         self.evaluation = best.evaluation(self.evaluation)
@@ -257,12 +256,10 @@ class _Loop:
         self._saved_step, self._saved_at = self.step, time.monotonic()
 
     def _restore(self) -> None:
-        checkpoint = self.checkpoints.load() if self.fabric.is_global_zero else None
-        if self.fabric.world_size > 1:
-            # Read by one process, so that all continue from the same checkpoint.
-            checkpoint = self.fabric.broadcast(checkpoint)
-        self.step = 0 if checkpoint is None else checkpoint.step
+        # Read by one process, so that all continue from the same checkpoint.
+        checkpoint = broadcast(self.checkpoints.load() if self.fabric.is_global_zero else None, self.fabric)
         if checkpoint is not None:
+            self.step = checkpoint.step
             self._load(checkpoint)
         self.log.cut(self._key[1], self.step)
 

@@ -89,10 +89,7 @@ class Result:
             if not isinstance(value, int | float if types[name] is float else types[name]):
                 raise InputError(f"not a result: {name} is {value!r:.60}")
         known["metrics"] = {name: _read_metric(name, value) for name, value in data["metrics"].items()}
-        known["curves"] = {
-            name: [math.nan if each is None else each for each in curve]
-            for name, curve in data.get("curves", {}).items()
-        }
+        known["curves"] = {name: _read_curve(name, curve) for name, curve in data.get("curves", {}).items()}
         return cls(**known)
 
 
@@ -100,6 +97,12 @@ def _read_metric(name: str, value: Any) -> float:
     if value is not None and not isinstance(value, int | float):
         raise InputError(f"not a result: the metric {name} is {value!r:.60}, not a number")
     return math.nan if value is None else float(value)
+
+
+def _read_curve(name: str, values: Any) -> list[float]:
+    if not isinstance(values, list):
+        raise InputError(f"not a result: the curve {name} is {values!r:.60}, not a list")
+    return [math.nan if each is None else each for each in values]
 
 
 def _six_digits(value: float) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ncode import InputError
 
+from .devices import broadcast
 from .files import explain_os_errors, to_json_value, write_json
 from .result import Result
 
@@ -58,7 +59,7 @@ class RunFolder:
         """Create `out/EXPERIMENT-YYYY-MM-DD-HHMMSS`, with a number appended if that exists."""
         first = to_json_value({"experiment": experiment, "started": _now(), **record, "finished": None})
         path = _create_folder(Path(out), experiment) if _writes(fabric) else None
-        folder = cls(_broadcast(path, fabric), first, fabric)
+        folder = cls(broadcast(path, fabric), first, fabric)
         folder.update()
         return folder
 
@@ -66,7 +67,7 @@ class RunFolder:
     def open(cls, path: str | Path, fabric: Fabric | None = None) -> RunFolder:
         """Open an existing folder to resume its run."""
         path = Path(path)
-        record = _broadcast(read_record(path) if _writes(fabric) else None, fabric)
+        record = broadcast(read_record(path) if _writes(fabric) else None, fabric)
         if _writes(fabric):
             if not lock_folder(path):
                 raise InputError(f"another process is running in {path}: wait for it, or stop it first")
@@ -96,7 +97,7 @@ class RunFolder:
 
     def result(self, trial: str) -> Result | None:
         """The result of a trial; None if it is not done."""
-        return _broadcast(_read_result(self._result_file(trial)) if _writes(self._fabric) else None, self._fabric)
+        return broadcast(_read_result(self._result_file(trial)) if _writes(self._fabric) else None, self._fabric)
 
     def write_result(self, trial: str, result: Result) -> None:
         """Write the result of a trial, which marks it as done."""
@@ -182,10 +183,6 @@ def _writes(fabric: Fabric | None) -> bool:
     return fabric is None or fabric.is_global_zero
 
 
-def _broadcast(value: Any, fabric: Fabric | None) -> Any:
-    return value if fabric is None or fabric.world_size == 1 else fabric.broadcast(value)
-
-
 def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
@@ -229,5 +226,5 @@ def _read_result(path: Path) -> Result | None:
     data = _read_json(path, advice)
     try:
         return Result.from_json(data)
-    except (InputError, TypeError) as error:
+    except InputError as error:
         raise InputError(f"{path} is damaged ({error}); {advice}") from error
