@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .checks import check_choice, check_count, check_number
 from .errors import InputError
-from .ode.field import Cost, Dynamics
+from .ode.system import Cost, Dynamics
 
 __all__ = ["ControlNorm", "ControlSpeed", "JacobianNorm", "KineticEnergy", "Regulariser", "System", "total"]
 
