@@ -3,7 +3,7 @@
 import json
 
 from matplotlib.figure import Figure
-from ncode_lab.training.result import Result, Trial
+from ncode_lab.training import Result, Trial
 
 COLUMNS = [["error", "error, %", 1, 100.0], {"metric": "nfe", "title": "NFE", "digits": 0, "scale": 1.0}]
 ENVIRONMENT = {"device": "CPU", "versions": {"torch": "2.13"}, "commit": "abc", "command": "ncode run annuli --paper"}

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 from ncode_lab.report import write_report
-from ncode_lab.training.result import Reported
+from ncode_lab.training import Reported
 
 from .runs import result, write_run
 

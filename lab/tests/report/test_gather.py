@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ncode_lab.report import gather, write_report
-from ncode_lab.training.result import Column, Reported
+from ncode_lab.training import Column, Reported
 
 from ncode import InputError
 
@@ -40,7 +40,7 @@ def test_an_unfinished_run_is_reported_as_such_with_what_is_there(tmp_path):
     draw(folder / "figures", "early")
     (run,) = gather([folder])
     assert run.unfinished
-    assert "has not finished. Trials that are done: 1 of 2." in run.notes[0]
+    assert "has not finished. Finished trials: 1 of 2." in run.notes[0]
     assert any("late" in note for note in run.notes)
     assert len(run.results) == len(run.drawings) == 1
 
@@ -105,7 +105,7 @@ def test_loose_results_stand_in_the_order_of_the_experiments_models(tmp_path):
     assert [one.model for one in run.results] == ["ncode", "node", "anode", "other"]
 
 
-def test_the_same_seed_twice_is_said(tmp_path):
+def test_the_same_seed_twice_is_noted(tmp_path):
     for i in range(2):
         (tmp_path / f"{i}.json").write_text(json.dumps(result().as_json()))
     assert "more than one result of node on annuli with seed 0" in gather([tmp_path])[0].notes[0]
@@ -114,7 +114,7 @@ def test_the_same_seed_twice_is_said(tmp_path):
 def test_a_loose_file_that_is_no_result_is_named(tmp_path):
     (tmp_path / "a.json").write_text(json.dumps(result().as_json()))
     (tmp_path / "b.json").write_text("{}")
-    assert "b.json is left out: it is no result: it has no experiment" in gather([tmp_path])[0].notes[0]
+    assert "b.json is left out: not a result: experiment, model, dataset, ... missing" in gather([tmp_path])[0].notes[0]
     with pytest.raises(InputError, match="no result that can be read"):
         gather([tmp_path / "b.json"])
 

@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 from ncode_lab.report import write_report
-from ncode_lab.report.inline import LARGEST_SVG
-from ncode_lab.training.result import Reported
+from ncode_lab.report.pictures import LARGEST_SVG
+from ncode_lab.training import Reported
 
 from ncode import InputError
 

@@ -1,5 +1,5 @@
 from ncode_lab.report import summary_markdown
-from ncode_lab.training.result import Reported
+from ncode_lab.training import Reported
 
 from .runs import record, result
 
@@ -20,7 +20,7 @@ def test_a_summary_has_title_command_table_figures_and_environment():
 
 def test_a_summary_says_when_trials_are_missing_and_only_then():
     names = ["node-annuli-seed-0", "node-annuli-seed-1"]
-    assert "Trials that are done: 1 of 2." in summary_markdown(record(trials=names), [result()])
+    assert "Finished trials: 1 of 2." in summary_markdown(record(trials=names), [result()])
     assert "no results yet" in summary_markdown(record(trials=names), [])
     whole = summary_markdown(record(trials=names, finished=None), [result(seed=0), result(seed=1)])
     assert "finished" not in whole

@@ -5,12 +5,12 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ncode_lab.report import as_html, as_markdown, make_table, replace_block, stale
-from ncode_lab.training.result import Column, Reported
+from ncode_lab.report import as_html, as_markdown, make_table, replace_block, stale_blocks, summary_markdown
+from ncode_lab.training import Column, Reported
 
 from ncode import InputError
 
-from .runs import result
+from .runs import record, result
 
 ERROR = Column("error", "error, %", 1, 100.0)
 NAMES = st.text(min_size=1, max_size=12)
@@ -79,6 +79,14 @@ def test_small_numbers_are_not_rounded_to_nothing():
     assert "3.1×10⁻⁶" in as_markdown(make_table([result(error=3.1e-8)], [ERROR]))
 
 
+def test_metrics_and_titles_of_earlier_versions_are_read():
+    old = result(metrics={"seconds an epoch": 2.0})
+    assert "| 2.0 |" in as_markdown(make_table([old], [Column("seconds per epoch", "", 1)]))
+    titles = summary_markdown(record(columns=[["nfe", "evaluations a solve"]]), [old])
+    assert "evaluations per solve" in titles
+    assert "evaluations a solve" not in titles
+
+
 def test_all_metrics_are_shown_where_no_columns_are_given():
     assert [c.metric for c in make_table([result(), result(metrics={"nfe": 1.0})]).columns] == ["error", "nfe"]
 
@@ -101,20 +109,20 @@ def test_a_replaced_block_is_not_stale_and_the_rest_is_untouched(before, after):
     text = f"{before}\n<!-- table:a -->\nold\n<!-- end -->\n{after}"
     table = as_markdown(make_table([result("<!-- end -->")], [ERROR]))
     new = replace_block(text, "a", table)
-    assert stale(text, {"a": table})[:1] == ["a"]
+    assert stale_blocks(text, {"a": table})[:1] == ["a"]
     assert new.startswith(before)
     assert new.endswith(after)
-    assert stale(new, {"a": table}) == []
+    assert stale_blocks(new, {"a": table}) == []
     assert replace_block(new, "a", table) == new
 
 
 def test_a_block_that_no_table_is_known_for_is_stale():
     text = "<!-- table:a -->\n1\n<!-- end -->\n<!-- table:b -->\n2\n<!-- end -->"
-    assert stale(text, {"a": "1"}) == ["b"]
+    assert stale_blocks(text, {"a": "1"}) == ["b"]
 
 
 def test_a_missing_block_is_named_with_the_nearest():
     with pytest.raises(InputError, match=r"<!-- table:anuli -->.*did you mean 'annuli'"):
         replace_block("<!-- table:annuli -->\n<!-- end -->", "anuli", "")
     with pytest.raises(InputError, match="no block"):
-        stale("", {"annuli": ""})
+        stale_blocks("", {"annuli": ""})

@@ -1,11 +1,10 @@
-"""The report: one HTML page about some runs, and the tables of the README."""
+"""Reports: one HTML page about runs, and tables of results in Markdown."""
 
-from .gather import gather
-from .order import in_order
+from .html import as_html
+from .markdown import BLOCK, as_markdown, replace_block, stale_blocks, summary_markdown
 from .page import write_report
-from .run import Drawing, Run
-from .summary import summary_markdown
-from .tables import BLOCK, Table, as_html, as_markdown, make_table, replace_block, stale
+from .runs import Drawing, Run, gather, sort_results
+from .tables import Table, make_table
 
 __all__ = [
     "BLOCK",
@@ -15,10 +14,10 @@ __all__ = [
     "as_html",
     "as_markdown",
     "gather",
-    "in_order",
     "make_table",
     "replace_block",
-    "stale",
+    "sort_results",
+    "stale_blocks",
     "summary_markdown",
     "write_report",
 ]

@@ -1,4 +1,4 @@
-"""The report: one HTML page that holds everything it shows."""
+"""The report: one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from typing import Any
 
 from ncode import InputError
 
-from ..training.result import Result
-from .gather import gather
-from .inline import inline
-from .markup import Markup, join, tag
-from .numbers import write_number, write_seconds
-from .run import Drawing, Run
-from .tables import NONE, as_html, make_table
+from ..training import Result
+from .html import Markup, as_html, join, tag
+from .pictures import embed
+from .runs import Drawing, Run, gather
+from .tables import NONE, format_number, format_seconds, make_table
 
-# Should anything ever get past the escaping: the browser fetches nothing and runs nothing.
+# A second defence after escaping: the browser loads nothing and runs nothing.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-# Wider than this, a figure gets a row of its own.
+# A figure with a larger ratio of width to height gets its own row.
 WIDE = 1.5
 ENVIRONMENT = ("device", "commit", "started", "finished")
 
@@ -34,13 +32,13 @@ def write_report(
     about: Mapping[str, Mapping[str, Any]] | None = None,
     redraw: Callable[[Run, Path], Sequence[Drawing]] | None = None,
 ) -> Path:
-    """Write one page about some runs, and return its path.
+    """Write one page about runs, and return its path.
 
     Args:
         runs: Run folders, result files, or folders of either: see `gather`.
         out: The file to write, or a folder for `report.html`.
         about: Title, question, columns and the paper's numbers for results outside a run folder, by experiment.
-        redraw: Draws, into the folder that it is given, what a run that came without figures shows.
+        redraw: Draws the figures of a run without any, into the given folder.
 
     >>> import json, tempfile
     >>> result = dict(experiment="annuli", model="node", dataset="annuli", preset="quick", seed=0, settings={},
@@ -72,7 +70,7 @@ def _drawn(run: Run, folder: Path, redraw: Callable[[Run, Path], Sequence[Drawin
 
 
 def render(runs: Sequence[Run]) -> str:
-    """The page as text."""
+    """Return the page as text."""
     title = f"N-CODE: {_title(runs[0])}" if len(runs) == 1 else "N-CODE: report"
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     keys = [f"run-{number}" for number in range(1, len(runs) + 1)]
@@ -91,7 +89,7 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """All or nothing. Half a character, which JSON may hold and a file may not, becomes a question mark."""
+    """Write atomically. A lone surrogate, which JSON may hold and UTF-8 may not, becomes a question mark."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with open(handle, "wb") as file:
@@ -108,7 +106,7 @@ def _title(run: Run) -> str:
 
 
 def _opening(keys: Sequence[str], runs: Sequence[Run]) -> Markup:
-    line = "Neurally controlled ODEs: what we measured, and beside it what the paper reports."
+    line = "Neurally controlled ODEs: our results, next to those of the paper."
     links = (
         tag("li", tag("a", _title(run), href=f"#{key}"), " ", tag("span", _facts(run), class_="facts"))
         for key, run in zip(keys, runs, strict=True)
@@ -118,15 +116,15 @@ def _opening(keys: Sequence[str], runs: Sequence[Run]) -> Markup:
 
 
 def _facts(run: Run) -> str:
-    """One line: which form of the experiment, how much was run, and whether it is whole."""
+    """Return one line: experiment, preset, number of trials and seeds, time, and whether it is complete."""
     results = run.results
-    words = [run.text("experiment"), f"{run.text('preset')} preset" if run.text("preset") else ""]
-    words += [_count(len(results), "trial"), _count(len({result.seed for result in results}), "seed")]
+    facts = [run.text("experiment"), f"{run.text('preset')} preset" if run.text("preset") else ""]
+    facts += [_count(len(results), "trial"), _count(len({result.seed for result in results}), "seed")]
     if results:
-        words.append(write_seconds(sum(result.seconds for result in results)))
-    words.append("not finished" if run.unfinished else "see notes" if run.notes else "")
+        facts.append(format_seconds(sum(result.seconds for result in results)))
+    facts.append("not finished" if run.unfinished else "see notes" if run.notes else "")
     # A line may break between facts, not within one.
-    return " · ".join(word.replace(" ", "\N{NO-BREAK SPACE}") for word in words if word)
+    return " · ".join(fact.replace(" ", "\N{NO-BREAK SPACE}") for fact in facts if fact)
 
 
 def _count(number: int, noun: str) -> str:
@@ -163,15 +161,15 @@ def _results(run: Run) -> Markup:
     if not run.results:
         return join(tag("h3", "Results"), tag("p", "There are no results yet."))
     table = make_table(run.results, run.columns, run.paper)
-    return join(tag("h3", "Results"), as_html(table, _caption(run, table.datasets, any(table.beside))))
+    return join(tag("h3", "Results"), as_html(table, _caption(run, table.datasets, any(table.in_paper))))
 
 
-def _caption(run: Run, datasets: Sequence[str], beside: bool) -> str:
+def _caption(run: Run, datasets: Sequence[str], in_paper: bool) -> str:
     parts = [f"{datasets[0]}."] if len(datasets) == 1 and datasets[0] != run.text("experiment") else []
     if len({result.seed for result in run.results}) > 1:
         parts.append("Mean ± standard deviation over seeds.")
-    if beside and run.text("preset") not in ("", "paper"):
-        parts.append(f"The paper's numbers are for its own setting, not for the {run.text('preset')} preset.")
+    if in_paper and run.text("preset") not in ("", "paper"):
+        parts.append(f"The numbers of the paper are for its own setting, not for the {run.text('preset')} preset.")
     return " ".join(parts) or "One seed."
 
 
@@ -188,7 +186,7 @@ def _figures(drawings: Sequence[Drawing]) -> tuple[Markup, list[str]]:
 
 
 def _figure(drawing: Drawing) -> Markup:
-    image = inline(drawing.files)
+    image = embed(drawing.files)
     wide = image.width > WIDE * image.height
     picture = tag("img", src=image.source, alt=drawing.caption, width=image.width, height=image.height)
     card = tag("div", picture, class_="card")
@@ -196,9 +194,9 @@ def _figure(drawing: Drawing) -> Markup:
 
 
 def _folded(run: Run) -> Markup:
-    """What few readers want to see, and those few in full."""
+    """Make the details that are folded by default."""
     command = run.text("command")
-    parts = [("How to run it again", tag("pre", tag("code", command), tabindex=0))] if command else []
+    parts = [("How to reproduce it", tag("pre", tag("code", command), tabindex=0))] if command else []
     if run.results:
         parts.append(("Every trial", _trials(run)))
     parts.append(("Settings", _pairs(run.part("settings"))))
@@ -225,8 +223,8 @@ def _trials(run: Run) -> Markup:
 
 
 def _trial(result: Result, metrics: Sequence[str]) -> Markup:
-    numbers = [write_number(result.metrics[name], 4) if name in result.metrics else NONE for name in metrics]
-    cells = [result.dataset, str(result.seed), *numbers, write_seconds(result.seconds)]
+    numbers = [format_number(result.metrics[name], 4) if name in result.metrics else NONE for name in metrics]
+    cells = [result.dataset, str(result.seed), *numbers, format_seconds(result.seconds)]
     rest = (tag("td", text, class_=_kind(i)) for i, text in enumerate(cells, 1))
     return tag("tr", tag("th", result.model, scope="row"), *rest)
 
