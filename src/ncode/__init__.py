@@ -1,15 +1,39 @@
-"""Neural ODEs whose parameters depend on the data: controlled dynamics, controllers and a solver for both."""
+"""Neural ODEs whose parameters depend on the data, for PyTorch: dx/dt = f(t, x, theta) with a control theta.
 
-from . import control, costs, dynamics
+Three nouns: a *dynamics* f, a *controller* that sets theta and may drive it, and `solve`, which integrates both for a
+batch, with a step size, a status and gradients per sample.
+
+    ncode.solve             solve a batch of initial value problems; `Solution`, `Stats`, `Status`, `SolveOptions`
+    ncode.NCODE             a module of a dynamics and a controller; `NCODE.family()` lists the models of the paper
+    ncode.dynamics          vector fields with a control: `MLP`, `Linear`, `ConvBlock`, `Function`, ...
+    ncode.control           controllers: `Static`, `OpenLoop`, `ClosedLoop`, `TimeVarying`, `Hebbian`, ...
+    ncode.costs             running costs along trajectories: `KineticEnergy`, `JacobianNorm`, ...
+    ncode.models            networks made of blocks: `AutoNCODE`, `Classifier`, `PlasticMemory`, ...
+    ncode.closed_forms      flows that need no solver: `linear_flow`, `plastic_episode`
+    ncode.compat            the interface of torchdiffeq: `from ncode.compat.torchdiffeq import odeint`
+
+To extend it: `Tableau` (a method), `StepSizeRule`, `Backend`, `control.Controller`, `dynamics.Dynamics`; `register`
+names classes of your own in saved models. Invalid arguments raise `InputError`, a failed solve `SolveError`.
+"""
+
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from . import closed_forms, control, costs, dynamics
 from ._version import __version__
 from .block import NCODE, register
 from .control import ClosedLoop, DataControl, Hebbian, OpenLoop, Static, TimeVarying
 from .errors import InputError, SolveError, Status
-from .ode import PID, Solution, Stats, solve
+from .ode import PID, Backend, Solution, SolveOptions, Stats, StepSizeRule, Tableau, solve
+
+if TYPE_CHECKING:
+    from . import compat, models
 
 __all__ = [
     "NCODE",
     "PID",
+    "Backend",
     "ClosedLoop",
     "DataControl",
     "Hebbian",
@@ -17,14 +41,31 @@ __all__ = [
     "OpenLoop",
     "Solution",
     "SolveError",
+    "SolveOptions",
     "Static",
     "Stats",
     "Status",
+    "StepSizeRule",
+    "Tableau",
     "TimeVarying",
     "__version__",
+    "closed_forms",
+    "compat",
     "control",
     "costs",
     "dynamics",
+    "models",
     "register",
     "solve",
 ]
+
+
+def __getattr__(name: str) -> ModuleType:
+    """Import the packages that `import ncode` leaves out, on first use."""
+    if name in ("compat", "models"):
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -22,6 +22,7 @@ __all__ = [
     "is_symbolic",
     "is_transforming",
     "pytree",
+    "stride_order_op",
     "trace",
 ]
 
@@ -72,3 +73,10 @@ def trace(
 def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     """A traced graph compiled by TorchInductor."""
     return torch._inductor.compile(graph, list(inputs))  # pyright: ignore[reportReturnType]
+
+
+def stride_order_op() -> Any:
+    """Inductor's operation that fixes the memory layout of a tensor."""
+    from torch._inductor import inductor_prims
+
+    return inductor_prims.force_stride_order

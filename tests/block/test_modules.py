@@ -94,7 +94,7 @@ def test_torch_compile_leaves_exact_flows_as_they_are():
 
 
 def test_a_block_whose_solver_compiles_knows_its_graphs_again():
-    from ncode.ode.compiled import _kept
+    from ncode.ode.backends.inductor import _compiled
 
     block, x = block_of("closed-loop N-CODE", compile=True), torch.randn(3, 2)
     plain = block.solve(x, compile=False).x
@@ -103,7 +103,7 @@ def test_a_block_whose_solver_compiles_knows_its_graphs_again():
         y = block(x)
         y.sum().backward()
         torch.testing.assert_close(y, plain, atol=1e-6, rtol=1e-5)
-        known.append(len(_kept))
+        known.append(len(_compiled))
     assert known[0] == known[1] == known[2]
 
 

@@ -306,7 +306,7 @@ def test_whatever_the_margin_of_safety_few_steps_are_refused(safety, tolerance):
     # Of many ends some are a little farther than the last step should be long.
     ends, x0 = torch.linspace(0.5, 5.0, 1000, dtype=DOUBLE), double(*[0.5] * 1000)
     pid = ncode.PID(safety=safety)
-    sol = ncode.solve(lambda t, x, theta: x.cos(), x0, 0.0, ends, rtol=tolerance, atol=tolerance, pid=pid)
+    sol = ncode.solve(lambda t, x, theta: x.cos(), x0, 0.0, ends, rtol=tolerance, atol=tolerance, step_rule=pid)
     assert (sol.stats.rejected <= sol.stats.steps).all()
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import ncode
-from ncode.ode import compiled
+from ncode.ode.backends import graph, inductor
 
 from .systems import DOUBLE, Everything, close, decay, double, explode, gradients
 
@@ -32,7 +32,7 @@ def traced(monkeypatch):
     import torch._inductor
 
     monkeypatch.setattr(torch._inductor, "compile", keep)
-    monkeypatch.setattr(compiled, "_kept", type(compiled._kept)())
+    monkeypatch.setattr(inductor, "_compiled", type(inductor._compiled)())
     return graphs
 
 
@@ -180,7 +180,7 @@ def test_another_tolerance_or_method_is_another_graph(traced):
         {"rtol": 1e-8},
         {"method": "tsit5"},
         {"max_steps": 3},
-        {"pid": ncode.PID(p=0.3)},
+        {"step_rule": ncode.PID(p=0.3)},
         {"step": "batch"},
     ):
         eager, fast = (ncode.solve(decay, x0, 0.0, 5.0, **options, throw=False, compile=c) for c in (False, True))
@@ -442,7 +442,7 @@ class Outside(TorchDispatchMode):
 def test_little_is_left_outside_of_the_graphs(monkeypatch, options):
     """On a GPU with a slow host every operation costs as much as a launch, however small it is."""
     seen = Outside()
-    call = compiled.Graph.__call__
+    call = graph.CompiledFunction.__call__
 
     def quietly(self, *given):
         seen.within = True
@@ -451,7 +451,7 @@ def test_little_is_left_outside_of_the_graphs(monkeypatch, options):
         finally:
             seen.within = False
 
-    monkeypatch.setattr(compiled.Graph, "__call__", quietly)
+    monkeypatch.setattr(graph.CompiledFunction, "__call__", quietly)
     theta = torch.randn(4, 2, 2, dtype=DOUBLE).requires_grad_()
     x0 = torch.ones(4, 2, dtype=DOUBLE).requires_grad_()
 

@@ -266,7 +266,7 @@ def test_counts_that_cannot_be_used_are_refused(name, bad):
 
 
 def test_a_controller_of_another_kind_is_refused():
-    refused("pid must be a PID", "str", pid="PID", field=untouched)
+    refused("step_rule must be a StepSizeRule", "str", step_rule="PID", field=untouched)
 
 
 def test_one_step_for_the_batch_needs_one_interval_for_the_batch():

@@ -139,13 +139,13 @@ def test_rejected_steps_continue_at_the_same_place():
 
 @pytest.mark.parametrize("pid", [PID(p=0.3, i=0.7), PID(p=0.2, i=0.4, d=0.05), PID(safety=0.5)])
 def test_any_controller_of_steps_reaches_the_tolerance(pid):
-    sol = ncode.solve(decay, double(1.0), 0.0, 3.0, pid=pid, rtol=1e-7, atol=1e-7)
+    sol = ncode.solve(decay, double(1.0), 0.0, 3.0, step_rule=pid, rtol=1e-7, atol=1e-7)
     close(sol.x.item(), math.exp(-3), rtol=1e-5)
 
 
 def test_the_controller_of_steps_is_heeded():
     careful, bold = (
-        ncode.solve(decay, double(1.0), 0.0, 10.0, pid=PID(safety=safety), rtol=1e-6).stats.steps.item()
+        ncode.solve(decay, double(1.0), 0.0, 10.0, step_rule=PID(safety=safety), rtol=1e-6).stats.steps.item()
         for safety in (0.5, 0.95)
     )
     assert careful > 1.3 * bold

@@ -18,8 +18,7 @@ from ..costs import CostLike, System, total
 from ..dynamics import Dynamics
 from ..dynamics.weights import default_initial
 from ..errors import InputError
-from ..ode import PID, Solution, Tableau, solve
-from ..ode.options import SolveOptions
+from ..ode import Backend, Solution, SolveOptions, StepSizeRule, Tableau, solve
 from ..ode.problem import check_state
 from .checks import (
     check_context,
@@ -91,10 +90,10 @@ class NCODE(nn.Module):
         dt: float | None = None,
         step: str = "sample",
         gradient: str = "discrete",
-        compile: Any = False,
+        compile: bool | str | Backend = False,
         max_steps: int = 10_000,
         checkpoint_every: int = 1,
-        step_rule: PID | None = None,
+        step_rule: StepSizeRule | None = None,
         exact: bool = True,
     ):
         super().__init__()
@@ -344,8 +343,6 @@ class NCODE(nn.Module):
             # A compiler merges the evaluations of the solver and of the cost by itself.
             f = f if settings.options.compile else CachedVelocity(f, dynamics, controller)
             cost = total(request.cost, System(f, control, speed_function(controller, state_of)), x0)
-        arguments = settings.options.as_dict()
-        arguments["pid"] = arguments.pop("step_rule")  # until `solve` takes step_rule
         solution = solve(
             f,
             x0,
@@ -357,7 +354,7 @@ class NCODE(nn.Module):
             save_at=request.save_at,
             dense=request.dense,
             throw=request.throw,
-            **arguments,
+            **settings.options.as_dict(),
         )
         if request.only_x:
             return solution

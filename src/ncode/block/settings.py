@@ -15,7 +15,7 @@ from ..closed_forms.select import ClosedForm, closed_form
 from ..control import Controller
 from ..dynamics import Dynamics
 from ..errors import InputError
-from ..ode.options import SolveOptions
+from ..ode.problem import SolveOptions
 
 _OWN = ("t0", "t1", "exact")
 

@@ -21,9 +21,10 @@ from ..control import Controller, State
 from ..control.base import Constant, Motion, expand_shared
 from ..costs import CostLike
 from ..dynamics import Dynamics
-from ..ode import Solution, SolveError, Stats, Status
-from ..ode.field import Dynamics as Velocity
+from ..errors import SolveError, Status
+from ..ode import Solution, Stats
 from ..ode.problem import check_saved, check_time
+from ..ode.system import Dynamics as Velocity
 from .settings import Settings
 
 StateOf = Callable[[Theta | None], State]

@@ -6,7 +6,7 @@ _linear_kernels.py   the same for sparse rows on a GPU, by Triton
 plastic.py           `plastic_episode`: Hebbian weights as sums of outer products; plastic_passes.py has its passes
 """
 
-from .linear import LinearFlow, linear_flow
-from .plastic import PlasticEpisode, plastic_episode
+from .linear import linear_flow
+from .plastic import plastic_episode
 
-__all__ = ["LinearFlow", "PlasticEpisode", "linear_flow", "plastic_episode"]
+__all__ = ["linear_flow", "plastic_episode"]

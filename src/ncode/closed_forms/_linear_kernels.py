@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..ode.once import once
+from ..ode.gradients.function import forbid_double_backward
 from .taylor import ACTION_REACH, NO_SECOND_DERIVATIVE, sufficient_degree
 
 # Without Triton the kernels are never launched, but the module can be imported.
@@ -109,7 +109,7 @@ class _Flow(torch.autograd.Function):
             got = _launch_backward(
                 a, columns, pattern_of(columns), states, plan, grads[0].contiguous(), 5 + DEGREES, KEPT
             )
-        return *once(NO_SECOND_DERIVATIVE, (a, *grads), got), None, None
+        return *forbid_double_backward(NO_SECOND_DERIVATIVE, (a, *grads), got), None, None
 
 
 def _launch_forward(

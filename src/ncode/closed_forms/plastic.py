@@ -56,7 +56,7 @@ from torch import Tensor
 from ..checks import check_choice, check_count, check_number
 from ..errors import InputError
 from ..ode.problem import check_finite, check_state
-from ..ode.stepsize import fixed_steps
+from ..ode.step_size import fixed_steps
 from ..ode.tableau import METHODS, Tableau
 from .plastic_passes import Plan, Weights, outer_sum, product, run_episode
 
@@ -79,8 +79,8 @@ class Trace:
 
     def times(self, x: Tensor) -> Tensor:
         """theta x for x (batch, n), without the matrices."""
-        seen = self.vectors * ((self.vectors * x) @ self.mu.mT)
-        return self.scale * product(self.theta0, x) + torch.einsum("k,kbn->bn", self.weights, seen)
+        mapped = self.vectors * ((self.vectors * x) @ self.mu.mT)
+        return self.scale * product(self.theta0, x) + torch.einsum("k,kbn->bn", self.weights, mapped)
 
 
 class PlasticEpisode(NamedTuple):

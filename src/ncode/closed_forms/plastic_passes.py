@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ode.ambient import undisturbed
-from ..ode.field import State
-from ..ode.once import once
+from ..ode.captures import find_captures, without_hooks
+from ..ode.gradients.function import forbid_double_backward
+from ..ode.system import State
 from ..ode.tableau import Tableau
-from ..ode.touched import touch
 
 _NO_SECOND_DERIVATIVE = 'an episode has no second derivatives: use ncode.solve with feedback and gradient="autograd"'
 
@@ -39,9 +38,7 @@ class Plan:
     sizes: Sequence[float]  # step sizes of one presentation
     rho: Callable[[Tensor], Tensor]
     formed: bool  # whether theta is formed at the start of each step (the matrix formulation)
-    scale: Sequence[
-        float
-    ]  # per evaluation: the weight of theta_0, or if theta is formed, of theta at the start of the step
+    scale: Sequence[float]  # per evaluation: the weight of theta_0 or, if formed, of theta at the start of the step
     total: Sequence[float]  # per evaluation: the weight of theta_0
     keep: Sequence[float]  # per step: the weight of theta at its start, at its end
 
@@ -64,7 +61,7 @@ def outer_sum(weights: Tensor, vectors: Tensor) -> Tensor:
     return (weights[:, None, None] * vectors).permute(1, 2, 0) @ vectors.transpose(0, 1)
 
 
-def weigh(row: Sequence[float], slopes: Sequence[Tensor]) -> Tensor | None:
+def weighted_sum(row: Sequence[float], slopes: Sequence[Tensor]) -> Tensor | None:
     """sum_i row_i slope_i, or None for an empty sum."""
     total: Tensor | None = None
     for weight, slope in zip(row, slopes, strict=False):
@@ -75,7 +72,7 @@ def weigh(row: Sequence[float], slopes: Sequence[Tensor]) -> Tensor | None:
 
 def advance(x: Tensor, h: float, slopes: Sequence[Tensor], row: Sequence[float]) -> Tensor:
     """x + h sum_i row_i slope_i."""
-    total = weigh(row, slopes)
+    total = weighted_sum(row, slopes)
     return x if total is None else torch.add(x, total, alpha=h)
 
 
@@ -93,16 +90,18 @@ def _find_trained(rho: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, .
     def field(t: Tensor, z: State, theta: Sequence[Tensor]) -> State:
         return (rho(z[0]),)
 
-    touched = touch(field, (rho,), x.new_zeros(len(x)), (x.detach(),), (), train=torch.is_grad_enabled())
-    (slope,) = touched.slope
+    captures = find_captures(field, (rho,), x.new_zeros(len(x)), (x.detach(),), (), train=torch.is_grad_enabled())
+    (slope,) = captures.slope
     if slope.shape != x.shape or slope.dtype != x.dtype:
         raise InputError(
             f"rho returned {slope.dtype} {tuple(slope.shape)} for {x.dtype} {tuple(x.shape)}: it must keep both"
         )
-    return touched.trained
+    return captures.trained
 
 
 class _EpisodeFunction(torch.autograd.Function):
+    """One episode as a single node of the autograd graph."""
+
     @staticmethod
     def forward(ctx: Any, plan: Plan, stimuli: Tensor, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         theta0, mu, weights = inputs[:3]
@@ -115,15 +114,15 @@ class _EpisodeFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        saved = ctx.saved_tensors
-        kept = Kept(*saved[:8], trained=saved[8:])
+        tensors = ctx.saved_tensors
+        saved = SavedTensors(*tensors[:8], trained=tensors[8:])
         with (
             torch.no_grad(),
-            torch.autocast(kept.vectors.device.type, enabled=False),
-            undisturbed(kept.trained),
+            torch.autocast(saved.vectors.device.type, enabled=False),
+            without_hooks(saved.trained),
         ):
-            got = Backward(ctx.plan, kept, ctx.needs_input_grad[1:]).run(*grads)
-        return None, *once(_NO_SECOND_DERIVATIVE, (*saved, *grads), got)
+            got = Backward(ctx.plan, saved, ctx.needs_input_grad[1:]).run(*grads)
+        return None, *forbid_double_backward(_NO_SECOND_DERIVATIVE, (*tensors, *grads), got)
 
 
 def _forward(plan: Plan, stimuli: Tensor, theta0: Tensor, mu: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -140,11 +139,11 @@ def _forward(plan: Plan, stimuli: Tensor, theta0: Tensor, mu: Tensor, weights: T
             slopes: list[Tensor] = []
             for row in plan.tableau.a:
                 before, start = vectors[since:e], vectors[e].copy_(advance(x, h, slopes, row))
-                seen, changed = space[0, : e - since], space[1, : e - since]
-                torch.mul(before, start, out=seen)
-                torch.mm(seen.flatten(0, 1), mu.mT, out=changed.flatten(0, 1))
+                pairs, mapped = space[0, : e - since], space[1, : e - since]
+                torch.mul(before, start, out=pairs)
+                torch.mm(pairs.flatten(0, 1), mu.mT, out=mapped.flatten(0, 1))
                 v = product(theta, start, out=driven[e])
-                v.view(-1).addmv_(changed.mul_(before).flatten(1).mT, weights[e, since:e], beta=plan.scale[e])
+                v.view(-1).addmv_(mapped.mul_(before).flatten(1).mT, weights[e, since:e], beta=plan.scale[e])
                 slopes.append(plan.rho(v))
                 e += 1
             x = advance(x, h, slopes, plan.tableau.b)
@@ -152,7 +151,7 @@ def _forward(plan: Plan, stimuli: Tensor, theta0: Tensor, mu: Tensor, weights: T
     return torch.stack(ends), vectors, driven
 
 
-class Kept(NamedTuple):
+class SavedTensors(NamedTuple):
     """What the forward pass keeps for backward."""
 
     vectors: Tensor  # x_e, (K, batch, n)
@@ -169,26 +168,26 @@ class Kept(NamedTuple):
 class Backward:
     """The gradients of one episode, accumulated from its last evaluation to its first."""
 
-    def __init__(self, plan: Plan, kept: Kept, wanted: Sequence[bool]):
-        self.plan, self.kept = plan, kept
-        vectors = kept.vectors
-        _, _, for_mu, for_weights, *_ = wanted
+    def __init__(self, plan: Plan, saved: SavedTensors, needs_grad: Sequence[bool]):
+        self.plan, self.saved = plan, saved
+        vectors = saved.vectors
+        _, _, for_mu, for_weights, *_ = needs_grad
         self.x_grad, self.v_grad = torch.zeros_like(vectors), torch.zeros_like(vectors)
-        self.weights_grad = torch.zeros_like(kept.weights) if for_weights else None
-        self.trained_grads: list[Tensor | None] = [None] * len(kept.trained)
+        self.weights_grad = torch.zeros_like(saved.weights) if for_weights else None
+        self.trained_grads: list[Tensor | None] = [None] * len(saved.trained)
         longest = plan.stages if plan.formed else len(vectors)
         self.space = vectors.new_empty(2, longest, *vectors.shape[1:])
-        self.mu_grad = _OuterSum(kept.mu, 2 * longest * vectors.shape[1], for_mu)
-        self.past = (_MatrixPast if plan.formed else _VectorPast)(self, wanted)
+        self.mu_grad = _OuterSum(saved.mu, 2 * longest * vectors.shape[1], for_mu)
+        self.past = (_MatrixPast if plan.formed else _VectorPast)(self, needs_grad)
 
     def run(self, ends_grad: Tensor | None, vectors_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of all inputs of `_EpisodeFunction`, from those of its outputs."""
         if vectors_grad is not None:
             self.x_grad += vectors_grad
-        first, grads = len(self.kept.vectors), []
+        first, grads = len(self.saved.vectors), []
         presentations = first // (len(self.plan.sizes) * self.plan.stages)
         for number in range(presentations - 1, -1, -1):
-            grad = torch.zeros_like(self.kept.vectors[0]) if ends_grad is None else ends_grad[number]
+            grad = torch.zeros_like(self.saved.vectors[0]) if ends_grad is None else ends_grad[number]
             for h in reversed(self.plan.sizes):
                 first -= self.plan.stages
                 grad = self._step_backward(first, h, grad)
@@ -204,7 +203,7 @@ class Backward:
         for i in range(len(b) - 1, -1, -1):
             column = (b[i], *(a[j][i] for j in range(i + 1, len(b))))
             later = self.x_grad[first + i + 1 : first + len(b)].unbind()
-            slope = weigh([h * weight for weight in column], [end, *later])
+            slope = weighted_sum([h * weight for weight in column], [end, *later])
             if slope is not None:
                 self._product_backward(theta, since, first + i, self._rho_backward(first + i, slope))
         self.past.leave(first)
@@ -213,11 +212,11 @@ class Backward:
     def _rho_backward(self, e: int, slope: Tensor) -> Tensor:
         """The gradient of v_e from that of rho(v_e); adds those of the tensors that rho uses."""
         with torch.enable_grad():
-            v = self.kept.driven[e].detach().requires_grad_()
+            v = self.saved.driven[e].detach().requires_grad_()
             value = self.plan.rho(v)
         if not value.requires_grad:
             return torch.zeros_like(v)
-        got = torch.autograd.grad(value, [v, *self.kept.trained], slope, allow_unused=True)
+        got = torch.autograd.grad(value, [v, *self.saved.trained], slope, allow_unused=True)
         for i, grad in enumerate(got[1:]):
             if grad is not None:
                 old = self.trained_grads[i]
@@ -226,18 +225,18 @@ class Backward:
 
     def _product_backward(self, theta: Tensor, since: int, e: int, v: Tensor) -> None:
         """Add the gradients of x_e and of the vectors from `since` to e, from the gradient v of v_e."""
-        x, before, x_grad = self.kept.vectors[e], self.kept.vectors[since:e], self.x_grad[since:e]
+        x, before, x_grad = self.saved.vectors[e], self.saved.vectors[since:e], self.x_grad[since:e]
         self.v_grad[e] = v
         self.x_grad[e].add_(product(theta.mT, v), alpha=self.plan.scale[e])
         if since == e:
             return
-        weights = self.kept.weights[e, since:e, None, None]
-        seen, felt = (rows.view_as(before) for rows in self.mu_grad.allocate(before[:, :, 0].numel()))
-        torch.mul(before, x, out=seen)
-        torch.mul(before, weights, out=felt).mul_(v)
+        weights = self.saved.weights[e, since:e, None, None]
+        right, left = (rows.view_as(before) for rows in self.mu_grad.allocate(before[:, :, 0].numel()))
+        torch.mul(before, x, out=right)
+        torch.mul(before, weights, out=left).mul_(v)
         z, y = self.space[0, : e - since], self.space[1, : e - since]
-        torch.mm(seen.flatten(0, 1), self.kept.mu.mT, out=z.flatten(0, 1))
-        torch.mm(felt.flatten(0, 1), self.kept.mu, out=y.flatten(0, 1))
+        torch.mm(right.flatten(0, 1), self.saved.mu.mT, out=z.flatten(0, 1))
+        torch.mm(left.flatten(0, 1), self.saved.mu, out=y.flatten(0, 1))
         x_grad.addcmul_(x, y)
         x_grad.addcmul_(weights, z.mul_(v))
         self.x_grad[e].add_(y.mul_(before).sum(0))
@@ -248,80 +247,80 @@ class Backward:
 class _VectorPast:
     """theta before a step as theta_0 and all earlier vectors: the formulation "vectors"."""
 
-    def __init__(self, back: Backward, wanted: Sequence[bool]):
-        self.back, self.wanted = back, wanted
+    def __init__(self, back: Backward, needs_grad: Sequence[bool]):
+        self.back, self.needs_grad = back, needs_grad
 
     def enter(self, first: int) -> tuple[Tensor, int]:
         """The matrix that multiplies x in this step, and the index of the first vector to add."""
-        return self.back.kept.theta0, 0
+        return self.back.saved.theta0, 0
 
     def leave(self, first: int) -> None:
         """Do nothing: no gradient is carried from step to step."""
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, None, None]:
         """The gradients of theta_0 and of its scale, by one product over all evaluations each."""
-        kept, v_grad = self.back.kept, self.back.v_grad
-        _, for_theta0, _, _, for_scale, *_ = self.wanted
+        saved, v_grad = self.back.saved, self.back.v_grad
+        _, for_theta0, _, _, for_scale, *_ = self.needs_grad
         theta0_grad = scale_grad = None
         if for_theta0:
-            scaled = kept.scale[:, None, None] * v_grad
-            if kept.theta0.dim() == 2:
-                theta0_grad = scaled.flatten(0, 1).mT @ kept.vectors.flatten(0, 1)
+            scaled = saved.scale[:, None, None] * v_grad
+            if saved.theta0.dim() == 2:
+                theta0_grad = scaled.flatten(0, 1).mT @ saved.vectors.flatten(0, 1)
             else:
-                theta0_grad = scaled.permute(1, 2, 0) @ kept.vectors.transpose(0, 1)
+                theta0_grad = scaled.permute(1, 2, 0) @ saved.vectors.transpose(0, 1)
         if for_scale:
-            scale_grad = (v_grad * product(kept.theta0, kept.vectors)).sum((1, 2))
+            scale_grad = (v_grad * product(saved.theta0, saved.vectors)).sum((1, 2))
         return theta0_grad, scale_grad, None, None
 
 
 class _MatrixPast:
     """theta before a step, and its gradient, as one matrix per sample: the formulation "matrix"."""
 
-    def __init__(self, back: Backward, wanted: Sequence[bool]):
-        kept, self.back, self.wanted = back.kept, back, wanted
-        self.theta, self.theta_grad = kept.theta0, None
-        self.scale_grad, self.new_grad = torch.zeros_like(kept.scale), torch.zeros_like(kept.new)
-        self.keep_grad = torch.zeros_like(kept.keep)
+    def __init__(self, back: Backward, needs_grad: Sequence[bool]):
+        saved, self.back, self.needs_grad = back.saved, back, needs_grad
+        self.theta, self.theta_grad = saved.theta0, None
+        self.scale_grad, self.new_grad = torch.zeros_like(saved.scale), torch.zeros_like(saved.new)
+        self.keep_grad = torch.zeros_like(saved.keep)
 
     def enter(self, first: int) -> tuple[Tensor, int]:
         """Form theta before this step, and add the gradients of its vectors from that of theta after it."""
-        kept, rows = self.back.kept, slice(first, first + self.back.plan.stages)
-        earlier = kept.vectors[:first]
-        self.theta = self.back.plan.total[first] * kept.theta0
+        saved, rows = self.back.saved, slice(first, first + self.back.plan.stages)
+        earlier = saved.vectors[:first]
+        self.theta = self.back.plan.total[first] * saved.theta0
         if first:
-            self.theta = torch.addcmul(self.theta, kept.mu, outer_sum(kept.weights[first, :first], earlier))
+            self.theta = torch.addcmul(self.theta, saved.mu, outer_sum(saved.weights[first, :first], earlier))
         if self.theta_grad is not None:
             self._growth_backward(self.theta_grad, rows)
         return self.theta, first
 
     def _growth_backward(self, theta_grad: Tensor, rows: slice) -> None:
         """Through theta' = keep theta + mu * sum_j new_j x_j x_j^T."""
-        kept, back = self.back.kept, self.back
-        vectors, new, pulled = kept.vectors[rows].transpose(0, 1), kept.new[rows], kept.mu * theta_grad
+        saved, back = self.back.saved, self.back
+        vectors, new, pulled = saved.vectors[rows].transpose(0, 1), saved.new[rows], saved.mu * theta_grad
         there = vectors @ pulled.mT
         back.x_grad[rows] += new[:, None, None] * (there + vectors @ pulled).transpose(0, 1)
         if back.mu_grad.total is not None:
-            back.mu_grad.total += (theta_grad * outer_sum(new, kept.vectors[rows])).sum(0)
-        if self.wanted[5]:
+            back.mu_grad.total += (theta_grad * outer_sum(new, saved.vectors[rows])).sum(0)
+        if self.needs_grad[5]:
             self.new_grad[rows] = (vectors * there).sum((0, 2))
             self.keep_grad[rows.start // back.plan.stages] = (theta_grad * self.theta).sum()
 
     def leave(self, first: int) -> None:
         """Update the gradient of theta to before this step."""
-        kept, step = self.back.kept, first // self.back.plan.stages
+        saved, step = self.back.saved, first // self.back.plan.stages
         rows = slice(first, first + self.back.plan.stages)
-        felt, seen = (kept.scale[rows, None, None] * self.back.v_grad[rows]).permute(1, 2, 0), kept.vectors[rows]
+        left, vectors = (saved.scale[rows, None, None] * self.back.v_grad[rows]).permute(1, 2, 0), saved.vectors[rows]
         if self.theta_grad is None:
-            self.theta_grad = felt @ seen.transpose(0, 1)
+            self.theta_grad = left @ vectors.transpose(0, 1)
         else:
-            self.theta_grad.baddbmm_(felt, seen.transpose(0, 1), beta=self.back.plan.keep[step])
-        if self.wanted[4]:
-            self.scale_grad[rows] = (self.back.v_grad[rows] * product(self.theta, seen)).sum((1, 2))
+            self.theta_grad.baddbmm_(left, vectors.transpose(0, 1), beta=self.back.plan.keep[step])
+        if self.needs_grad[4]:
+            self.scale_grad[rows] = (self.back.v_grad[rows] * product(self.theta, vectors)).sum((1, 2))
 
     def finish(self) -> tuple[Tensor | None, ...]:
         """The gradients of theta_0 and of the weights."""
         theta0_grad = self.theta_grad
-        if theta0_grad is not None and self.back.kept.theta0.dim() == 2:
+        if theta0_grad is not None and self.back.saved.theta0.dim() == 2:
             theta0_grad = theta0_grad.sum(0)
         return theta0_grad, self.scale_grad, self.new_grad, self.keep_grad
 
@@ -329,9 +328,9 @@ class _MatrixPast:
 class _OuterSum:
     """The sum of left right^T over many pairs of vectors, computed by few large products."""
 
-    def __init__(self, mu: Tensor, capacity: int, wanted: bool):
+    def __init__(self, mu: Tensor, capacity: int, needs_grad: bool):
         self.left, self.right = (mu.new_empty(capacity, len(mu)) for _ in range(2))
-        self.total = torch.zeros_like(mu) if wanted else None
+        self.total = torch.zeros_like(mu) if needs_grad else None
         self.used = 0
 
     def allocate(self, count: int) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ode.once import once
+from ..ode.gradients.function import forbid_double_backward
 
 _DEGREE = 16
 _MATRIX_REACH = {torch.float32: 1.96, torch.float64: 0.778}  # the largest alpha whose sufficient degree is 16
@@ -168,7 +168,7 @@ class _ActionPart(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         with torch.no_grad():
             got = _action_backward(grads[0], ctx.saved_tensors, ctx.degree, ctx.needs_input_grad)
-        return *once(NO_SECOND_DERIVATIVE, (*ctx.saved_tensors[:3], *grads), got), None, None
+        return *forbid_double_backward(NO_SECOND_DERIVATIVE, (*ctx.saved_tensors[:3], *grads), got), None, None
 
 
 def _action_backward(

@@ -1,1 +1,5 @@
 """Other libraries' interfaces on top of `ncode.solve`, so that changing an import is enough."""
+
+from . import torchdiffeq
+
+__all__ = ["torchdiffeq"]

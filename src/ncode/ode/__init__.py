@@ -1,37 +1,38 @@
-"""Integrates (x, theta) for a batch; knows nothing of tasks, layers or files.
+"""The solver: integrates (x, theta) for a batch; knows nothing of modules, tasks or files.
 
-To read it, follow a solve from the call to the last Runge-Kutta stage:
+To read it, follow one solve from the call to the last Runge-Kutta stage:
 
-    api.py       `solve`: which gradient was asked for, and the way through the rest
-    problem.py   `check`: arguments become a `Problem`, with f, g and the cost as one `Field` on z (field.py)
-    forward.py   `look` evaluates the field once and finds what it touches (touched.py); `run` integrates
-    begin.py     every sample at its start, with a first step to try (stepsize.py)
-    loop.py      `integrate`: attempts until all samples are done; an `Attempt` accepts or refuses a step of each
-    step.py      `Step`: the stages of one step, by the coefficients of tableau.py
-    record.py    what watches the loop: saved times and dense output; for gradients, the tape (tape.py)
+    api.py         `solve`: options and problem, the forward pass, then whatever the gradient needs
+    problem.py     `SolveOptions` and `make_problem`: arguments, checked, become a `Problem`
+    system.py      f, g and the cost as one `System` on z = (x, theta, cost); trees of tensors
+    captures.py    the outside tensors that f, g and the cost use, found by one evaluation
+    integrate.py   `start_loop`, then `integrate`: attempts until all samples are done; an `Attempt` accepts or rejects
+    step.py        `Step`: the stages of one step, with the coefficients of tableau.py
+    step_size.py   the error of a step, and the size of the next one
+    record.py      what the loop leaves behind: saved times, dense output; for gradients, the tape
+    solution.py    what `solve` returns
+    backends/      how the pure functions start, attempt and pullback are executed: eager, or compiled
 
-Then its gradients: join.py is where a solve meets autograd; discrete.py and unrolled.py take the steps of the tape
-again (retake.py), adjoint.py solves backward in time. compiled.py and layout.py are what `compile=True` adds.
-ambient.py brings autocast and the like back for backward, apart.py gives it stand-ins for tensors that were computed
-from others, once.py refuses second derivatives. Linear flows (exponential.py) and Hebbian control (plastic.py) do
-without the loop.
+Gradients (gradients/): function.py is where a solve meets autograd; discrete.py and unrolled.py replay the steps of the
+tape, adjoint.py solves backward in time.
 """
 
-from ..errors import InputError, SolveError, Status
 from .api import solve
-from .solution import Dense, Solution, Stats
-from .stepsize import PID
+from .backends import Backend
+from .problem import SolveOptions
+from .solution import DenseOutput, Solution, Stats
+from .step_size import PID, StepSizeRule
 from .tableau import METHODS, Tableau
 
 __all__ = [
     "METHODS",
     "PID",
-    "Dense",
-    "InputError",
+    "Backend",
+    "DenseOutput",
     "Solution",
-    "SolveError",
+    "SolveOptions",
     "Stats",
-    "Status",
+    "StepSizeRule",
     "Tableau",
     "solve",
 ]

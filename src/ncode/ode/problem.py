@@ -1,4 +1,4 @@
-"""The door: every argument is checked before any work, and put into the shapes that the solver uses."""
+"""What is solved and how: the arguments of `solve`, checked before any work, as a `Problem` with `SolveOptions`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import cmath
 import math
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,11 +15,120 @@ from torch import Tensor
 from .._torch_private import is_mapped, is_symbolic, pytree
 from ..checks import check_choice, check_count, check_number
 from ..errors import InputError
-from .field import Control, Cost, Dynamics, Feedback, Field, State
-from .stepsize import PID, Tolerance, fixed_steps
+from .backends import Backend, check_backend
+from .step_size import PID, StepSizeRule, Tolerance, fixed_steps
+from .system import Control, Cost, Dynamics, Feedback, State, System
 from .tableau import METHODS, Tableau
 
 GRADIENTS = ("discrete", "adjoint", "autograd")
+STEPS = ("sample", "batch")
+
+
+@dataclass(frozen=True)
+class SolveOptions:
+    """How a problem is solved: the keyword arguments of `ncode.solve` that do not belong to the problem itself.
+
+    Args:
+        method: The name of a method, or a `Tableau` of your own.
+        rtol, atol: The error that a step may make: atol + rtol * |x|.
+        dt: A fixed step size. Default: steps chosen by their error.
+        step: "sample": each sample chooses its own steps. "batch": one step size for all samples.
+        gradient: "discrete", "adjoint" or "autograd".
+        compile: False: eager. True: the fastest backend that fits. Or the name of a backend, or a `Backend`.
+        max_steps: The largest number of steps of one sample, rejected ones included.
+        checkpoint_every: For "discrete": keep every k-th state and recompute those between.
+        step_rule: The rule that chooses step sizes. Default: `PID()`.
+
+    >>> from ncode import SolveOptions
+    >>> SolveOptions(method="rk4", dt=0.5).changed(dt=0.25).non_default()
+    {'method': 'rk4', 'dt': 0.25}
+    """
+
+    method: str | Tableau = "dopri5"
+    rtol: float = 1e-3
+    atol: float = 1e-6
+    dt: float | None = None
+    step: str = "sample"
+    gradient: str = "discrete"
+    compile: bool | str | Backend = False
+    max_steps: int = 10_000
+    checkpoint_every: int = 1
+    step_rule: StepSizeRule | None = None
+
+    def __post_init__(self) -> None:
+        self._check_method()
+        check_choice("step", self.step, STEPS)
+        check_choice("gradient", self.gradient, GRADIENTS)
+        for name in ("max_steps", "checkpoint_every"):
+            object.__setattr__(self, name, check_count(name, getattr(self, name)))
+        check_backend(self.compile)
+        if self.step_rule is not None and not isinstance(self.step_rule, StepSizeRule):
+            raise InputError(
+                f"step_rule must be a StepSizeRule, such as PID(p=0.2); given {type(self.step_rule).__name__}"
+            )
+
+    def _check_method(self) -> None:
+        tableau = self.tableau
+        rtol, atol = check_number("rtol", self.rtol, low=0.0), check_number("atol", self.atol, low=0.0)
+        if rtol == 0.0 and atol == 0.0:
+            raise InputError("rtol and atol are both 0: no step is that exact")
+        if self.dt is not None:
+            object.__setattr__(self, "dt", check_number("dt", self.dt, low=0.0, strict=True))
+        elif not tableau.adaptive:
+            adaptive = ", ".join(name for name, known in METHODS.items() if known.adaptive)
+            raise InputError(
+                f'method "{tableau.name}" has no error estimate: give a step size dt, or use one of {adaptive}'
+            )
+
+    @property
+    def tableau(self) -> Tableau:
+        """The coefficients of the method."""
+        if isinstance(self.method, Tableau):
+            return self.method
+        return METHODS[check_choice("method", self.method, METHODS)]
+
+    @property
+    def shared_step(self) -> bool:
+        """Whether all samples take the same steps."""
+        return self.step == "batch"
+
+    @property
+    def tolerance(self) -> Tolerance:
+        """The tolerance of a step."""
+        return Tolerance(float(self.rtol), float(self.atol))
+
+    @property
+    def rule(self) -> StepSizeRule:
+        """The rule that chooses step sizes."""
+        return PID() if self.step_rule is None else self.step_rule
+
+    def changed(self, **changes: Any) -> SolveOptions:
+        """The same options with some other values; an unknown name is refused."""
+        for name in changes:
+            check_choice("option", name, self.names())
+        return replace(self, **changes) if changes else self
+
+    def non_default(self) -> dict[str, Any]:
+        """The options that differ from their defaults, by name."""
+        return {it.name: getattr(self, it.name) for it in fields(self) if getattr(self, it.name) != it.default}
+
+    def as_dict(self) -> dict[str, Any]:
+        """All options by name: the keyword arguments of `ncode.solve`."""
+        return {name: getattr(self, name) for name in self.names()}
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of all options."""
+        return [it.name for it in fields(cls)]
+
+
+class SampleInputs(NamedTuple):
+    """Inputs of which every sample has a row of its own (or their gradients, None where not needed)."""
+
+    theta: tuple[Any, ...]  # the constant control
+    t0: Any
+    t1: Any
+    ts: Any  # saved times, None without
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,11 +136,11 @@ class Problem:
     """A checked batch of initial value problems.
 
     Times are (batch,) in the precision of time (double); `t0_given`, `t1_given` and `ts_given` are as the user gave
-    them, so that gradients find their way back.
+    them, so that gradients reach them.
     """
 
-    field: Field
-    tableau: Tableau
+    system: System
+    options: SolveOptions
     z0: State
     theta: tuple[Tensor, ...]  # constant leaves: empty where feedback drives them
     t0: Tensor
@@ -40,11 +149,6 @@ class Problem:
     t0_given: float | Tensor
     t1_given: float | Tensor
     ts_given: Tensor | None
-    dt: float | None
-    together: bool
-    pid: PID
-    tolerance: Tolerance
-    max_steps: int
     dense: bool
 
     @property
@@ -52,26 +156,73 @@ class Problem:
         return self.t0.shape[0]
 
     @property
-    def rows(self) -> tuple[Tensor, ...]:
-        """Inputs of which every sample has a row of its own: the constant control, t0, t1 and saved times."""
-        return (*self.theta, self.t0, self.t1, *(() if self.ts is None else (self.ts,)))
+    def interpolates(self) -> bool:
+        """Whether steps need dense output."""
+        return self.dense or self.ts is not None
+
+    @property
+    def inputs(self) -> SampleInputs:
+        """The inputs with one row per sample, apart from z0."""
+        return SampleInputs(self.theta, self.t0, self.t1, self.ts)
 
     @property
     def fixed_count(self) -> int | None:
-        """The number of steps, where it is known without looking at a tensor."""
-        needed = self._fixed_needed
-        return None if needed is None else min(needed, self.max_steps)
+        """The number of steps, where it is known without reading a tensor."""
+        needed = self._steps_needed
+        return None if needed is None else min(needed, self.options.max_steps)
 
     @property
-    def fixed_short(self) -> bool:
+    def exceeds_max_steps(self) -> bool:
         """Whether that number is cut by max_steps."""
-        return (self._fixed_needed or 0) > self.max_steps
+        return (self._steps_needed or 0) > self.options.max_steps
 
     @property
-    def _fixed_needed(self) -> int | None:
-        if self.dt is None or isinstance(self.t0_given, Tensor) or isinstance(self.t1_given, Tensor):
+    def _steps_needed(self) -> int | None:
+        dt = self.options.dt
+        if dt is None or isinstance(self.t0_given, Tensor) or isinstance(self.t1_given, Tensor):
             return None
-        return fixed_steps(self.t1_given - self.t0_given, self.dt)
+        return fixed_steps(self.t1_given - self.t0_given, dt)
+
+
+def make_problem(
+    dynamics: Dynamics,
+    x0: Tensor,
+    t0: Any,
+    t1: Any,
+    options: SolveOptions,
+    *,
+    theta: Control = None,
+    feedback: Feedback | None = None,
+    cost: Cost | None = None,
+    save_at: Any = None,
+    dense: bool = False,
+) -> Problem:
+    """Check the arguments of `solve` and make a Problem of them."""
+    _check_functions(dynamics, feedback, cost)
+    dtype = check_state(x0)
+    leaves, spec = check_control(theta, x0)
+    _check_values(x0, leaves)
+    driven = _check_driven(x0, leaves, spec) if feedback is not None else ()
+    time = torch.float32 if x0.device.type == "mps" else torch.float64
+    t0_given, t0_all = check_time("t0", t0, x0, time)
+    t1_given, t1_all = check_time("t1", t1, x0, time)
+    if options.step == "batch" and x0.shape[0] and not _same_for_all(t0_given, t1_given):
+        raise InputError('step="batch" takes one step for all samples, so t0 and t1 must be the same for all')
+    ts_given, ts = (None, None) if save_at is None else check_saved(save_at, t0_all.detach(), t1_all.detach())
+    costs = () if cost is None else (torch.zeros(x0.shape[0], dtype=dtype, device=x0.device),)
+    return Problem(
+        system=System(dynamics, feedback, cost, spec, dtype),
+        options=options,
+        z0=(x0, *driven, *costs),
+        theta=() if feedback is not None else leaves,
+        t0=t0_all,
+        t1=t1_all,
+        ts=ts,
+        t0_given=t0_given,
+        t1_given=t1_given,
+        ts_given=ts_given,
+        dense=dense,
+    )
 
 
 def check_state(x0: Any) -> torch.dtype:
@@ -93,11 +244,11 @@ def check_state(x0: Any) -> torch.dtype:
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether all values are certainly finite: one look for all of them, since on CUDA each look waits."""
+    """Whether all values are certainly finite; one read for all of them, since on CUDA each read synchronises."""
     sums = [tensor.detach().sum() for tensor in tensors]
     if len({each.dtype for each in sums}) > 1:
         if sums[0].device.type == "mps":
-            return False  # no double precision there
+            return False  # MPS has no double precision
         sums = [each.abs().double() for each in sums]
     return cmath.isfinite(torch.stack(sums).sum().item())
 
@@ -127,7 +278,7 @@ def check_control(theta: Control, x0: Tensor) -> tuple[tuple[Tensor, ...], pytre
         if leaf.dim() == 0 or leaf.shape[0] != x0.shape[0]:
             raise InputError(
                 f"theta has a leaf of shape {tuple(leaf.shape)}, but the batch has {len(x0)} samples: every leaf must"
-                f" be ({len(x0)}, ...); expand a shared control, or catch it in a closure"
+                f" be ({len(x0)}, ...); expand a shared control, or use it in a closure"
             )
         if leaf.device != x0.device:
             raise InputError(f"theta is on {leaf.device} and x0 on {x0.device}: move one of them")
@@ -146,7 +297,7 @@ def check_time(name: str, t: Any, x0: Tensor, dtype: torch.dtype) -> tuple[float
     if t.is_complex() or t.dtype == torch.bool:
         raise InputError(f"{name} must be real; given {t.dtype}")
     if t.dim() > 1 or (t.dim() == 1 and len(t) != batch):
-        raise InputError(f"{name} must have shape () or ({batch},), one time a sample; given {tuple(t.shape)}")
+        raise InputError(f"{name} must have shape () or ({batch},), one time per sample; given {tuple(t.shape)}")
     refuse_mapped(name, t)
     if not bool(torch.isfinite(t.detach()).all()):
         raise InputError(f"{name} must be finite; given {t.detach().tolist()}"[:300])
@@ -165,7 +316,7 @@ def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
     refuse_mapped("save_at", given)
     if given.dim() not in (1, 2) or (given.dim() == 2 and len(given) != batch):
         raise InputError(
-            f"save_at must have shape (T,), times shared by all, or ({batch}, T), a sample's own;"
+            f"save_at must have shape (T,), times shared by all, or ({batch}, T), each sample's own;"
             f" given {tuple(given.shape)}"
         )
     full = given.to(t0.device, t0.dtype).expand(batch, given.shape[-1])
@@ -192,105 +343,14 @@ def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
     return given, full + (inside - times)  # moved by rounding at most, and without a gradient of its own
 
 
-def check_slope(field: Field, z: State, slope: Sequence[Any]) -> None:
-    """Check what the dynamics, the feedback and the cost returned at the first evaluation."""
-    names = ["the dynamics"] + ["the feedback"] * field.driven + ["the cost"] * (field.cost is not None)
-    if len(slope) != len(z):
-        raise InputError(
-            f"the feedback returned {len(slope) - len(z) + field.driven} tensors for a control of {field.driven}:"
-            " it must return what theta is nested as"
-        )
-    for name, leaf, k in zip(names, z, slope, strict=True):
-        if not isinstance(k, Tensor):
-            raise InputError(f"{name} must return a tensor; returned {type(k).__name__}")
-        if k.shape != leaf.shape:
-            what = "one number a sample" if name == "the cost" else "the shape of what it drives"
-            raise InputError(f"{name} returned shape {tuple(k.shape)}; expected {what}, {tuple(leaf.shape)}")
-        if k.dtype != leaf.dtype:
-            raise InputError(f"{name} returned {k.dtype}; expected {leaf.dtype}: convert the result with .to(x.dtype)")
-        if k.device != leaf.device:
-            raise InputError(f"{name} returned a tensor on {k.device}; expected {leaf.device}")
-
-
-def check(
-    dynamics: Dynamics,
-    x0: Tensor,
-    t0: Any,
-    t1: Any,
-    theta: Control,
-    feedback: Feedback | None,
-    cost: Cost | None,
-    save_at: Any,
-    dense: bool,
-    method: str,
-    rtol: float,
-    atol: float,
-    dt: float | None,
-    step: str,
-    pid: PID,
-    max_steps: int,
-) -> Problem:
-    """Check the arguments of `solve` and make a Problem of them."""
-    _check_functions(dynamics, feedback, cost)
-    tableau, tolerance, dt = check_method(method, rtol, atol, dt)
-    check_choice("step", step, ("sample", "batch"))
-    max_steps = check_count("max_steps", max_steps)
-    if not isinstance(pid, PID):
-        raise InputError(f"pid must be a PID, such as PID(p=0.2); given {type(pid).__name__}")
-
-    dtype = check_state(x0)
-    leaves, spec = check_control(theta, x0)
-    _check_values(x0, leaves)
-    driven = _check_driven(x0, leaves, spec) if feedback is not None else ()
-    time = torch.float32 if x0.device.type == "mps" else torch.float64
-    t0_given, t0_all = check_time("t0", t0, x0, time)
-    t1_given, t1_all = check_time("t1", t1, x0, time)
-    if step == "batch" and x0.shape[0] and not _shared(t0_given, t1_given):
-        raise InputError('step="batch" takes one step for all samples, so t0 and t1 must be the same for all')
-    ts_given, ts = (None, None) if save_at is None else check_saved(save_at, t0_all.detach(), t1_all.detach())
-    costs = () if cost is None else (torch.zeros(x0.shape[0], dtype=dtype, device=x0.device),)
-    return Problem(
-        field=Field(dynamics, feedback, cost, spec, dtype),
-        tableau=tableau,
-        z0=(x0, *driven, *costs),
-        theta=() if feedback is not None else leaves,
-        t0=t0_all,
-        t1=t1_all,
-        ts=ts,
-        t0_given=t0_given,
-        t1_given=t1_given,
-        ts_given=ts_given,
-        dt=dt,
-        together=step == "batch",
-        pid=pid,
-        tolerance=tolerance,
-        max_steps=max_steps,
-        dense=dense,
-    )
-
-
 def _check_functions(dynamics: Any, feedback: Any, cost: Any) -> None:
     for name, function in (("dynamics", dynamics), ("feedback", feedback), ("cost", cost)):
         if not callable(function) and not (function is None and name != "dynamics"):
             raise InputError(f"{name} must be a function of (t, x, theta); given {type(function).__name__}")
 
 
-def check_method(method: Any, rtol: Any, atol: Any, dt: Any) -> tuple[Tableau, Tolerance, float | None]:
-    """How steps are taken and judged."""
-    tableau = METHODS[check_choice("method", method, METHODS)]
-    rtol, atol = check_number("rtol", rtol, low=0.0), check_number("atol", atol, low=0.0)
-    if rtol == 0.0 and atol == 0.0:
-        raise InputError("rtol and atol are both 0: no step is that exact")
-    if dt is not None:
-        dt = check_number("dt", dt, low=0.0, strict=True)
-    elif not tableau.adaptive:
-        adaptive = ", ".join(name for name, known in METHODS.items() if known.adaptive)
-        raise InputError(f'method "{method}" has no error estimate: give a step size dt, or use one of {adaptive}')
-    return tableau, Tolerance(rtol, atol), dt
-
-
 def _check_values(x0: Tensor, leaves: Sequence[Tensor]) -> None:
-    """Refuse a state or control that is not finite. Who it was is only asked where something is wrong."""
+    """Refuse a state or control that is not finite; which samples are, is read only if some are not."""
     if is_symbolic() or all_finite((x0, *(leaf for leaf in leaves if leaf.dtype != torch.bool))):
         return
     check_finite("x0", x0)
@@ -308,14 +368,14 @@ def _check_driven(x0: Tensor, leaves: State, spec: pytree.TreeSpec | None) -> St
     return leaves
 
 
-def _shared(*times: float | Tensor) -> bool:
+def _same_for_all(*times: float | Tensor) -> bool:
     return all(not isinstance(t, Tensor) or t.dim() == 0 or bool((t == t[0]).all()) for t in times)
 
 
 def refuse_mapped(name: str, times: Tensor) -> None:
-    """Times decide how many steps there are, so torch.func.vmap cannot map over them."""
+    """Times decide on the number of steps, so torch.func.vmap cannot map over them."""
     if is_mapped(times):
         raise InputError(
-            f"{name} is mapped by torch.func.vmap, and solve must look at times: solve is batched already, so put the"
+            f"{name} is mapped by torch.func.vmap, and solve must read times: solve is batched already, so put the"
             " mapped dimension into the batch"
         )

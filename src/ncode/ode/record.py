@@ -1,110 +1,352 @@
-"""What the loop leaves behind: saved values and dense output. The tape for gradients has a file of its own."""
+"""What the loop leaves behind: step records, values at saved times, dense output, and the tape for gradients.
+
+The loop records attempts, in which some samples move and others are rejected or done. The tape returns steps: step n of
+every sample side by side, whenever each was taken, with the samples ordered by the number of steps they took. So those
+that take part in step n are the first `size` ones, and nothing is spent on the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from .field import State
-from .step import evaluate
+from .step import evaluate_dense
+from .system import State
 
 
-class Moves(NamedTuple):
-    """One attempt as it was carried out: who moved, from where, how far."""
+class StepRecord(NamedTuple):
+    """One attempt as it was carried out: which samples moved, from where, how far."""
 
-    rows: Tensor | None  # which samples these are; None for all
+    rows: Tensor | None  # indices of these samples; None for all
     t: Tensor
     t_next: Tensor
     h: Tensor  # 0 where a sample did not move
-    z: State  # before the move
+    z: State  # before the step
     theta: Sequence[Tensor] = ()
     dense: State | None = None
     slopes: tuple[State, ...] = ()
-    number: Tensor | None = None  # how many steps each sample had taken before
+    number: Tensor | None = None  # steps that each sample had taken before
 
 
 class Recorder(Protocol):
-    """Anything that wants to see each attempt."""
+    """An object that receives each attempt."""
 
-    def add(self, moves: Moves) -> None:
-        """See one attempt."""
+    def add(self, record: StepRecord) -> None:
+        """Receive one attempt."""
         ...
 
 
-@dataclass
-class Window:
-    """The saved times that one attempt passed: columns [low, high), and which of them for each sample."""
+class Window(NamedTuple):
+    """The saved times that one step passes: columns [low, high), and which of them for each sample."""
 
     low: int
     high: int
     inside: Tensor  # (rows, high - low)
-    sigma: Tensor  # where in the step, 0 to 1
+    sigma: Tensor  # position in the step, 0 to 1
 
-    @classmethod
-    def of(cls, ts: Tensor, moves: Moves, *, cut: bool = True) -> Window | None:
-        """Find them. On CPU the window is cut to the columns that matter; on CUDA that would mean waiting."""
-        if ts.shape[1] == 0:
+
+def find_window(ts: Tensor, record: StepRecord, *, cut: bool = True) -> Window | None:
+    """The saved times (batch, T) that a step passes; None if it is known that there are none.
+
+    On CPU the window is cut to the columns that matter; on CUDA that would synchronise.
+    """
+    if ts.shape[1] == 0:
+        return None
+    if record.rows is not None:
+        ts = ts[record.rows]
+    t, t_next, h = record.t[:, None], record.t_next[:, None], record.h[:, None]
+    forward = h >= 0
+    inside = torch.where(forward, (ts > t) & (ts <= t_next), (ts < t) & (ts >= t_next)) & (h != 0)
+    low, high = 0, ts.shape[1]
+    if cut and ts.device.type == "cpu" and not torch.compiler.is_compiling():
+        columns = inside.any(0).nonzero()
+        if len(columns) == 0:
             return None
-        if moves.rows is not None:
-            ts = ts[moves.rows]
-        t, t_next, h = moves.t[:, None], moves.t_next[:, None], moves.h[:, None]
-        forward = h >= 0
-        inside = torch.where(forward, (ts > t) & (ts <= t_next), (ts < t) & (ts >= t_next)) & (h != 0)
-        low, high = 0, ts.shape[1]
-        if cut and ts.device.type == "cpu" and not torch.compiler.is_compiling():
-            columns = inside.any(0).nonzero()
-            if len(columns) == 0:
-                return None
-            low, high = int(columns[0]), int(columns[-1]) + 1
-        inside = inside[:, low:high]
-        sigma = torch.where(inside, (ts[:, low:high] - t) / torch.where(h == 0, 1.0, h), 0.0)
-        return cls(low, high, inside, sigma)
+        low, high = int(columns[0]), int(columns[-1]) + 1
+    inside = inside[:, low:high]
+    sigma = torch.where(inside, (ts[:, low:high] - t) / torch.where(h == 0, 1.0, h), 0.0)
+    return Window(low, high, inside, sigma)
 
 
-class Saver:
-    """Fills the values at the saved times as the loop passes them."""
+def mask_like(mask: Tensor, leaf: Tensor) -> Tensor:
+    """A (batch, T) mask with as many dimensions as (batch, T, ...) values of this (batch, ...) leaf."""
+    return mask.reshape(*mask.shape, *[1] * (leaf.dim() - 1))
+
+
+class SavedValues:
+    """Fills in the values at the saved times as the loop passes them."""
 
     def __init__(self, ts: Tensor, t0: Tensor, z: Sequence[Tensor]):
         self.ts = ts
         at_start = ts == t0[:, None]
         self.values = tuple(
-            torch.where(spread(at_start, leaf), leaf[:, None], torch.full_like(leaf[:, None], torch.nan)) for leaf in z
+            torch.where(mask_like(at_start, leaf), leaf[:, None], torch.full_like(leaf[:, None], torch.nan))
+            for leaf in z
         )
 
-    def add(self, moves: Moves) -> None:
-        window = Window.of(self.ts, moves)
-        if window is None or moves.dense is None:
+    def add(self, record: StepRecord) -> None:
+        window = find_window(self.ts, record)
+        if window is None or record.dense is None:
             return
         columns = slice(window.low, window.high)
-        passed = evaluate(moves.z, moves.dense, window.sigma)
+        passed = evaluate_dense(record.z, record.dense, window.sigma)
         for value, new in zip(self.values, passed, strict=True):
-            mask = spread(window.inside, new[:, 0])
-            if moves.rows is None:
+            mask = mask_like(window.inside, new[:, 0])
+            if record.rows is None:
                 value[:, columns] = torch.where(mask, new, value[:, columns])
             else:
-                value[moves.rows, columns] = torch.where(mask, new, value[moves.rows, columns])
+                value[record.rows, columns] = torch.where(mask, new, value[record.rows, columns])
 
 
-def spread(mask: Tensor, leaf: Tensor) -> Tensor:
-    """A (batch, T) mask with as many dimensions as (batch, T, ...) values of this leaf."""
-    return mask.reshape(*mask.shape, *[1] * (leaf.dim() - 1))
-
-
-class DenseTape:
-    """Every step's state and coefficients: what dense output is made of."""
+class DenseRecorder:
+    """Keeps the state and the coefficients of every step, for dense output."""
 
     def __init__(self) -> None:
-        self.moves: list[Moves] = []
+        self.records: list[StepRecord] = []
 
-    def add(self, moves: Moves) -> None:
-        self.moves.append(moves)
+    def add(self, record: StepRecord) -> None:
+        self.records.append(record)
 
     def stacked(self) -> tuple[State, State]:
         """States (n, batch, ...) and coefficients (n, batch, powers, ...)."""
-        shown = len(self.moves[0].dense or ())
-        states = tuple(torch.stack([m.z[i] for m in self.moves]) for i in range(shown))
-        return states, tuple(torch.stack([(m.dense or ())[i] for m in self.moves]) for i in range(shown))
+        shown = len(self.records[0].dense or ())
+        states = tuple(torch.stack([it.z[i] for it in self.records]) for i in range(shown))
+        return states, tuple(torch.stack([(it.dense or ())[i] for it in self.records]) for i in range(shown))
+
+
+class _Entry(NamedTuple):
+    """One attempt; `z` holds the states of the rows in `kept` (of all rows where that is None)."""
+
+    record: StepRecord
+    kept: Tensor | None
+    z: State
+
+
+class _Taken(NamedTuple):
+    """Accepted steps, one after the other."""
+
+    sample: Tensor
+    number: Tensor  # steps that the sample had taken before
+    row: Tensor  # its row among those of all attempts
+
+
+class Tape:
+    """Records accepted steps: times and step sizes of all, states of every `every`-th step of a sample."""
+
+    def __init__(self, every: int = 1):
+        self.every = every
+        self.entries: list[_Entry] = []
+
+    def add(self, record: StepRecord) -> None:
+        assert record.number is not None
+        kept, z = None, record.z
+        if self.every > 1:
+            kept = ((record.h != 0) & (record.number % self.every == 0)).nonzero().flatten()
+            z = z if len(kept) == len(record.h) else tuple(leaf.index_select(0, kept) for leaf in z)
+        self.entries.append(_Entry(record._replace(z=(), theta=(), dense=None, slopes=()), kept, z))
+
+    def steps(
+        self, ok: Tensor, z0: State, *, keep_sample_order: bool, bucket_size: Callable[[int, int], int] | None = None
+    ) -> Steps:
+        """The steps of the samples that did not fail.
+
+        With `keep_sample_order` every sample stays in its place. Otherwise the number of samples shrinks from step to
+        step, down to the sizes that `bucket_size` (of a backend) allows: then some samples have no step n, and stand
+        still at their last state.
+        """
+        together = self._common_attempts(ok, keep_sample_order)
+        if together is not None:
+            records = [self.entries[attempt].record._replace(z=self.entries[attempt].z) for attempt in together]
+            return EvenSteps(records, len(ok), together)
+        return self._uneven(ok, z0, keep_sample_order, bucket_size)
+
+    def _uneven(
+        self, ok: Tensor, z0: State, rooted: bool, bucket_size: Callable[[int, int], int] | None
+    ) -> UnevenSteps:
+        """The steps of samples that took different steps: tables of where each one's step n is recorded."""
+        batch, every, taken = len(ok), self.every, self._taken(ok, rooted)
+        everyone = torch.arange(batch, device=ok.device)
+        counts = torch.bincount(taken.sample, minlength=batch)
+        sizes: list[int] = torch.bincount(taken.number).tolist()
+        samples = batch if rooted or not sizes else sizes[0]
+        order, rank = None, everyone
+        if rooted:
+            sizes = [batch] * len(sizes)
+        else:
+            order = torch.argsort(counts, descending=True, stable=True)[:samples]
+            rank = torch.zeros_like(everyone).scatter_(0, order, everyone[:samples])
+            counts = counts[order]
+            if bucket_size is not None and sizes:
+                sizes = [bucket_size(batch, size) for size in sizes]
+                order, counts = _padded(order, sizes[0]), _padded(counts, sizes[0], value=0)
+        rank = rank[taken.sample]
+        source = _table(rank, taken.number, taken.row, len(sizes), torch.zeros_like(counts))
+        t, t_next, h = (self._all(name, ok.device)[source] for name in ("t", "t_next", "h"))
+        moving = torch.arange(len(sizes), device=ok.device)[:, None] < counts
+        states, position = self._states(z0)
+        held = taken.number % every == 0
+        # A sample that never moved stands at its start.
+        start = len(states[0]) - batch + (everyone if order is None else order)
+        place, height = position[taken.row[held]], -(-len(sizes) // every)
+        return UnevenSteps(
+            sizes=sizes,
+            order=order,
+            samples=samples,
+            counts=counts,
+            t=torch.where(moving, t, t_next),
+            t_next=t_next,
+            h=torch.where(moving, h, 0.0),
+            sources=source,
+            states=states,
+            kept=_table(rank[held], taken.number[held] // every, place, height, start),
+            every=every,
+        )
+
+    def _taken(self, ok: Tensor, rooted: bool) -> _Taken:
+        """Every step that counts, in the order in which they were taken."""
+        records, everyone = [entry.record for entry in self.entries], torch.arange(len(ok), device=ok.device)
+        sample = torch.cat([everyone[:0], *(everyone if it.rows is None else it.rows for it in records)])
+        number = torch.cat([everyone[:0].int(), *(it.number for it in records if it.number is not None)]).long()
+        row = ((self._all("h", ok.device) != 0) & (ok[sample] | rooted)).nonzero().flatten()
+        return _Taken(sample[row], number[row], row)
+
+    def _all(self, name: str, device: torch.device) -> Tensor:
+        """One time of all attempts, row after row."""
+        parts = [getattr(entry.record, name) for entry in self.entries]
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device=device)
+
+    def _common_attempts(self, ok: Tensor, rooted: bool) -> list[int] | None:
+        """The attempts that moved samples, if each moved all of them or none: then attempts are steps."""
+        if any(entry.record.rows is not None for entry in self.entries):
+            return None
+        # All counts in one tensor: on CUDA each read synchronises.
+        steps = [entry.record.h for entry in self.entries]
+        asked = torch.stack([*steps, ok.to(steps[0].dtype) if steps else ok])
+        *moved, good = torch.count_nonzero(asked, dim=1).tolist()
+        batch = len(ok)
+        if any(count not in (0, batch) for count in moved) or not (rooted or good == batch):
+            return None
+        return [attempt for attempt, count in enumerate(moved) if count]
+
+    def _states(self, z0: State) -> tuple[State, Tensor]:
+        """All kept states, row after row and z0 last; and where the state of each attempt's row lies."""
+        device, places, base = z0[0].device, [], 0
+        states = tuple(torch.cat([*(e.z[i] for e in self.entries), leaf.detach()]) for i, leaf in enumerate(z0))
+        if all(entry.kept is None for entry in self.entries):
+            return states, torch.arange(len(states[0]) - len(z0[0]), device=device)
+        for entry in self.entries:
+            place = torch.zeros(len(entry.record.h), dtype=torch.long, device=device)
+            count = len(entry.z[0])
+            rows = torch.arange(base, base + count, device=device)
+            places.append(rows if entry.kept is None else place.scatter_(0, entry.kept, rows))
+            base += count
+        return states, torch.cat(places)
+
+
+def _table(rank: Tensor, number: Tensor, value: Tensor, height: int, empty: Tensor) -> Tensor:
+    """(height, ranks): value at (number, rank), and below a rank's last entry that entry again; `empty` where none."""
+    table = torch.zeros(height, len(empty), dtype=torch.long, device=empty.device)
+    filled = torch.zeros_like(table, dtype=torch.bool)
+    table[number, rank], filled[number, rank] = value, True
+    depth = filled.sum(0)
+    last = torch.where(depth > 0, table.gather(0, (depth - 1).clamp_min(0)[None])[0], empty) if height else empty
+    return torch.where(filled, table, last)
+
+
+def _padded(leaf: Tensor, size: int, value: int | None = None) -> Tensor:
+    """A vector made longer, with a value or with its own first element."""
+    more = size - len(leaf)
+    return (
+        leaf
+        if more <= 0
+        else torch.cat([leaf, leaf[:1].expand(more) if value is None else leaf.new_full((more,), value)])
+    )
+
+
+class Steps(Protocol):
+    """Steps of samples side by side, from first to last."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in the order; what follows them is padding."""
+        ...
+
+    @property
+    def order(self) -> Tensor | None:
+        """Indices of the samples; None for all in their places."""
+        ...
+
+    @property
+    def sizes(self) -> list[int]:
+        """Number of samples that take part in each step: the first ones in that order."""
+        ...
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of steps of each of them."""
+        ...
+
+    def step(self, n: int) -> StepRecord:
+        """Step n, with its states if they were kept."""
+        ...
+
+    def source(self, n: int) -> Tensor:
+        """The rows of step n among those of all attempts."""
+        ...
+
+
+@dataclass(frozen=True)
+class EvenSteps:
+    """All samples took the same steps, side by side."""
+
+    records: list[StepRecord]
+    samples: int
+    attempts: Sequence[int]  # their positions among all attempts
+    order: None = None
+
+    @property
+    def sizes(self) -> list[int]:
+        return [self.samples] * len(self.records)
+
+    @property
+    def counts(self) -> Tensor:
+        return torch.full((self.samples,), len(self.records), device=self.records[0].h.device if self.records else None)
+
+    def step(self, n: int) -> StepRecord:
+        return self.records[n]
+
+    def source(self, n: int) -> Tensor:
+        first = self.attempts[n] * self.samples
+        return torch.arange(first, first + self.samples, device=self.records[n].h.device)
+
+
+@dataclass(frozen=True)
+class UnevenSteps:
+    """Steps that are gathered from attempts when they are needed."""
+
+    sizes: list[int]
+    order: Tensor | None
+    samples: int
+    counts: Tensor  # of steps, in that order
+    t: Tensor  # (steps, samples), as all times here
+    t_next: Tensor
+    h: Tensor
+    sources: Tensor  # rows among those of all attempts
+    states: State
+    kept: Tensor  # (steps / every, samples): rows of the states
+    every: int
+
+    def step(self, n: int) -> StepRecord:
+        size = self.sizes[n]
+        t, t_next, h = (time[n, :size] for time in (self.t, self.t_next, self.h))
+        z: State = ()
+        if n % self.every == 0:
+            z = tuple(leaf.index_select(0, self.kept[n // self.every, :size]) for leaf in self.states)
+        return StepRecord(None, t, t_next, h, z)
+
+    def source(self, n: int) -> Tensor:
+        return self.sources[n, : self.sizes[n]]

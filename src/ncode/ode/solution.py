@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -10,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, Status
-from .field import State
-from .step import evaluate
+from .step import evaluate_dense
+from .system import State
 
 
 @dataclass
 class Stats:
-    """Costs of a solve, a sample each (integer tensors of shape (batch,)).
+    """Costs of a solve per sample, integer tensors (batch,), and the backend that ran it.
 
     >>> import torch, ncode
     >>> x0 = torch.ones(2, 1, requires_grad=True)
@@ -31,11 +32,12 @@ class Stats:
     nfe: Tensor  # evaluations of the dynamics
     steps: Tensor  # accepted
     rejected: Tensor
-    nfe_backward: Tensor | None = None  # evaluations in backward, once it has run
+    nfe_backward: Tensor | None = None  # evaluations in backward, after it has run
+    backend: str = "eager"
 
 
 @dataclass(frozen=True)
-class Dense:
+class DenseOutput:
     """Dense output: a function of time, of the method's own order.
 
     `begins` and `ends` are (batch, n): the times at which steps begin and end (equal where a sample stood still).
@@ -59,7 +61,7 @@ class Dense:
         ends = (self.ends.detach() * sign).contiguous()
         index = torch.searchsorted(ends, (t.detach() * sign).contiguous())
         moved = torch.searchsorted(ends, (self.begins[:, :1].detach() * sign).contiguous(), right=True)
-        index = torch.maximum(index, moved).clamp_max(ends.shape[1] - 1)  # attempts that were refused lead nowhere
+        index = torch.maximum(index, moved).clamp_max(ends.shape[1] - 1)  # skip rejected attempts
         begin, end = self.begins.gather(1, index), self.ends.gather(1, index)
         h = end - begin
         sigma = torch.where(h == 0, 0.0, (t - begin) / torch.where(h == 0, 1.0, h))
@@ -68,12 +70,12 @@ class Dense:
         for state, coefficient in zip(self.states, self.coefficients, strict=True):
             z = state[index, sample].flatten(0, 1)
             powers = coefficient[index, sample].flatten(0, 1)
-            (value,) = evaluate((z,), (powers,), sigma.reshape(-1, 1))
+            (value,) = evaluate_dense((z,), (powers,), sigma.reshape(-1, 1))
             out.append(value.reshape(*t.shape, *value.shape[2:]))
         return tuple(out)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Solution:
     """The solution of a batch of controlled initial value problems.
 
@@ -95,10 +97,10 @@ class Solution:
     xs: Tensor | None
     thetas: Any
     stats: Stats
-    codes: Tensor = field(repr=False)  # (batch,): each sample's status as a number
-    t: Tensor = field(repr=False)  # (batch,): the time each sample reached
-    dense: Dense | None = field(default=None, repr=False)
-    interval: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    codes: Tensor  # (batch,): the status of each sample as a number
+    t: Tensor  # (batch,): the time that each sample reached
+    dense: DenseOutput | None = None
+    interval: tuple[Tensor, Tensor] | None = None
 
     @cached_property
     def status(self) -> tuple[Status, ...]:
@@ -110,17 +112,25 @@ class Solution:
         """(batch,): which samples reached t1."""
         return self.codes == Status.OK
 
+    def __repr__(self) -> str:
+        named = {"x": self.x, "cost": self.cost, "xs": self.xs}
+        shapes = ", ".join(f"{name} {tuple(it.shape)}" for name, it in named.items() if it is not None)
+        counts = ", ".join(f"{count} {status.name}" for status, count in Counter(self.status).items())
+        nfe = self.stats.nfe
+        span = f"{int(nfe.min())} to {int(nfe.max())}" if nfe.numel() else "none"
+        return f"Solution: {shapes}\n  status: {counts or 'empty'}\n  evaluations per sample: {span}"
+
     def __call__(self, t: float | Tensor) -> Tensor:
         """x at any time between t0 and t1 (needs `dense=True`)."""
         if self.interval is None:
-            raise InputError("this solution keeps no dense output: ask for it with solve(..., dense=True)")
+            raise InputError("this solution keeps no dense output: use solve(..., dense=True)")
         batch = len(self.x)
         t0, t1 = self.interval
         at = torch.as_tensor(t, device=t0.device).to(t0.dtype)
         if at.dim() > 2 or (at.dim() == 2 and len(at) != batch):
             raise InputError(
                 f"times of shape {tuple(at.shape)}; a solution takes one time, (T,) for all samples,"
-                f" or ({batch}, T) with a sample's own"
+                f" or ({batch}, T) with each sample's own"
             )
         times = at.expand(batch, at.shape[-1]) if at.dim() else at.expand(batch, 1)
         low, high = torch.minimum(t0, t1)[:, None], torch.maximum(t0, t1)[:, None]
@@ -136,7 +146,7 @@ class Solution:
             if self.dense is None
             else self.dense(times)[0]
         )
-        # A sample that failed has no values beyond the time that it reached.
+        # A failed sample has no values beyond the time that it reached.
         beyond = ((times - t0[:, None]).abs() > (self.t - t0)[:, None].abs()) & ~self.ok[:, None]
         value = torch.where(beyond.reshape(*beyond.shape, *[1] * (value.dim() - 2)), torch.nan, value)
         return value if at.dim() else value[:, 0]

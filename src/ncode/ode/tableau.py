@@ -2,43 +2,94 @@
 
 One step of a method with s stages evaluates slopes k_0 ... k_{s-1}, advances by h * sum_i b_i k_i, and may then
 evaluate two further kinds of slope: the *end* slope k_s = f(t + h, x_1), which is the next step's k_0, and *extra* ones
-that only dense output needs. `error` and `dense` weigh all of these in that order:
+that only dense output needs. `error` and `dense` weight all of these in that order:
 
     error of the step    h * sum_i error_i k_i
     dense output         x(t + sigma h) = x + h * sum_i sum_q dense[i][q] sigma^(q+1) k_i,    0 <= sigma <= 1
 
-A dense output of local order p (error h^p, once) next to a method of order p keeps the order of the whole solution.
+A dense output of local order p (error h^p) next to a method of order p keeps the order of the whole solution.
 Coefficients: Dormand and Prince (1980) with Shampine's (1986) interpolant; Bogacki and Shampine (1989); Tsitouras
 (2011); Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I" (DOP853).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
+
+from ..checks import check_count
+from ..errors import InputError
 
 Row = tuple[float, ...]
 
 
 @dataclass(frozen=True)
 class Tableau:
-    """One method. See the module's docstring for what the rows mean.
+    """An explicit Runge-Kutta method, for `solve(..., method=...)`. The module's docstring explains the rows.
 
-    >>> from ncode.ode import METHODS
-    >>> METHODS["dopri5"].order, METHODS["dopri5"].stages, METHODS["rk4"].adaptive
-    (5, 6, False)
+    Args:
+        name: For messages.
+        order: Order of convergence.
+        c: Nodes of the s stages.
+        a: a[i] weights k_0 ... k_{i-1}; a[0] is empty.
+        b: Weights of the s slopes that advance the state.
+        error: Weights of the error estimate, s of them, or s + 1 with the end slope. Default: none, so that the method
+            needs a fixed step size.
+        error_order: The error shrinks as h^(error_order + 1). Default: order - 1.
+        dense: Weights of dense output. Default: the cubic through both ends and both slopes.
+        error_low: A second estimate that corrects the first (dopri8).
+        extra_c, extra_a: Further stages, for dense output alone.
+
+    >>> import torch, ncode
+    >>> ralston = ncode.Tableau("ralston", order=2, c=(0.0, 2 / 3), a=((), (2 / 3,)), b=(1 / 4, 3 / 4))
+    >>> sol = ncode.solve(lambda t, x, theta: -x, torch.ones(1, 1), 0.0, 1.0, method=ralston, dt=0.01)
+    >>> round(sol.x.item(), 3)
+    0.368
     """
 
     name: str
     order: int
     c: Row
-    a: tuple[Row, ...]  # a[i] weighs k_0 ... k_{i-1}; a[0] is empty
+    a: tuple[Row, ...]
     b: Row
-    dense: tuple[Row, ...]
-    error: Row = ()  # empty: no embedded error, so fixed steps only
-    error_low: Row = ()  # a second estimate that sharpens the first (dopri8)
-    error_order: int = 0  # the error shrinks as h^(error_order + 1)
+    error: Row = ()
+    error_order: int = 0
+    dense: tuple[Row, ...] = ()
+    error_low: Row = ()
     extra_c: Row = ()
-    extra_a: tuple[Row, ...] = field(default=())
+    extra_a: tuple[Row, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_count("order of a Tableau", self.order)
+        for name in ("c", "b", "error", "error_low", "extra_c"):
+            object.__setattr__(self, name, tuple(map(float, getattr(self, name))))
+        for name in ("a", "dense", "extra_a"):
+            object.__setattr__(self, name, tuple(tuple(map(float, row)) for row in getattr(self, name)))
+        self._check()
+        if self.error and not self.error_order:
+            object.__setattr__(self, "error_order", max(self.order - 1, 1))
+        if not self.dense:
+            object.__setattr__(self, "dense", _hermite(self.b))
+
+    def _check(self) -> None:
+        stages, name = len(self.b), self.name
+        if not stages or len(self.c) != stages or [len(row) for row in self.a] != list(range(stages)):
+            raise InputError(
+                f"Tableau {name!r} with {stages} weights b needs {stages} nodes c and rows a of 0 to {stages - 1}"
+                f" weights (explicit); given {len(self.c)} nodes and rows of {[len(row) for row in self.a]}"
+            )
+        for i, row in enumerate(self.a):
+            if not math.isclose(sum(row), self.c[i], abs_tol=1e-9):
+                raise InputError(
+                    f"Tableau {name!r}: row a[{i}] sums to {sum(row):g}; expected its node c, {self.c[i]:g}"
+                )
+        if not math.isclose(sum(self.b), 1.0, abs_tol=1e-9):
+            raise InputError(f"Tableau {name!r}: the weights b sum to {sum(self.b):g}; expected 1")
+        if self.error and (len(self.error) not in (stages, stages + 1) or abs(sum(self.error)) > 1e-9):
+            raise InputError(
+                f"Tableau {name!r}: error needs {stages} or {stages + 1} weights that sum to 0, since it is the"
+                f" difference of two methods; given {len(self.error)} with the sum {sum(self.error):g}"
+            )
 
     @property
     def stages(self) -> int:
@@ -47,7 +98,7 @@ class Tableau:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the method can judge its own step."""
+        """Whether the method estimates its own error."""
         return bool(self.error)
 
     @property
@@ -226,37 +277,14 @@ _TSIT5 = Tableau(
     error_order=4,
 )
 
-_DOP853_B = (
-    0.054293734116568765,
-    0.0,
-    0.0,
-    0.0,
-    0.0,
-    4.450312892752409,
-    1.8915178993145003,
-    -5.801203960010585,
-    0.3111643669578199,
-    -0.1521609496625161,
-    0.20136540080403034,
-    0.04471061572777259,
-)
+# fmt: off
+_DOP853_B = (0.054293734116568765, 0.0, 0.0, 0.0, 0.0, 4.450312892752409, 1.8915178993145003, -5.801203960010585,
+ 0.3111643669578199, -0.1521609496625161, 0.20136540080403034, 0.04471061572777259)
 _DOPRI8 = Tableau(
     "dopri8",
     order=8,
-    c=(
-        0.0,
-        0.05260015195876773,
-        0.0789002279381516,
-        0.1183503419072274,
-        0.2816496580927726,
-        0.3333333333333333,
-        0.25,
-        0.3076923076923077,
-        0.6512820512820513,
-        0.6,
-        0.8571428571428571,
-        1.0,
-    ),
+    c=(0.0, 0.05260015195876773, 0.0789002279381516, 0.1183503419072274, 0.2816496580927726, 0.3333333333333333,
+     0.25, 0.3076923076923077, 0.6512820512820513, 0.6, 0.8571428571428571, 1.0),
     a=(
         (),
         (0.05260015195876773,),
@@ -265,221 +293,51 @@ _DOPRI8 = Tableau(
         (0.2413651341592667, 0.0, -0.8845494793282861, 0.924834003261792),
         (0.037037037037037035, 0.0, 0.0, 0.17082860872947386, 0.12546768756682242),
         (0.037109375, 0.0, 0.0, 0.17025221101954405, 0.06021653898045596, -0.017578125),
-        (
-            0.03709200011850479,
-            0.0,
-            0.0,
-            0.17038392571223998,
-            0.10726203044637328,
-            -0.015319437748624402,
-            0.008273789163814023,
-        ),
-        (
-            0.6241109587160757,
-            0.0,
-            0.0,
-            -3.3608926294469414,
-            -0.868219346841726,
-            27.59209969944671,
-            20.154067550477894,
-            -43.48988418106996,
-        ),
-        (
-            0.47766253643826434,
-            0.0,
-            0.0,
-            -2.4881146199716677,
-            -0.590290826836843,
-            21.230051448181193,
-            15.279233632882423,
-            -33.28821096898486,
-            -0.020331201708508627,
-        ),
-        (
-            -0.9371424300859873,
-            0.0,
-            0.0,
-            5.186372428844064,
-            1.0914373489967295,
-            -8.149787010746927,
-            -18.52006565999696,
-            22.739487099350505,
-            2.4936055526796523,
-            -3.0467644718982196,
-        ),
-        (
-            2.273310147516538,
-            0.0,
-            0.0,
-            -10.53449546673725,
-            -2.0008720582248625,
-            -17.9589318631188,
-            27.94888452941996,
-            -2.8589982771350235,
-            -8.87285693353063,
-            12.360567175794303,
-            0.6433927460157636,
-        ),
+        (0.03709200011850479, 0.0, 0.0, 0.17038392571223998, 0.10726203044637328, -0.015319437748624402,
+         0.008273789163814023),
+        (0.6241109587160757, 0.0, 0.0, -3.3608926294469414, -0.868219346841726, 27.59209969944671,
+         20.154067550477894, -43.48988418106996),
+        (0.47766253643826434, 0.0, 0.0, -2.4881146199716677, -0.590290826836843, 21.230051448181193,
+         15.279233632882423, -33.28821096898486, -0.020331201708508627),
+        (-0.9371424300859873, 0.0, 0.0, 5.186372428844064, 1.0914373489967295, -8.149787010746927,
+         -18.52006565999696, 22.739487099350505, 2.4936055526796523, -3.0467644718982196),
+        (2.273310147516538, 0.0, 0.0, -10.53449546673725, -2.0008720582248625, -17.9589318631188, 27.94888452941996,
+         -2.8589982771350235, -8.87285693353063, 12.360567175794303, 0.6433927460157636),
     ),
     b=_DOP853_B,
     dense=_dop853_dense(
         _DOP853_B,
         (
-            (
-                -8.428938276109013,
-                0.0,
-                0.0,
-                0.0,
-                0.0,
-                0.5667149535193777,
-                -3.0689499459498917,
-                2.38466765651207,
-                2.117034582445028,
-                -0.871391583777973,
-                2.2404374302607883,
-                0.6315787787694688,
-                -0.08899033645133331,
-                18.148505520854727,
-                -9.194632392478356,
-                -4.436036387594894,
-            ),
-            (
-                10.427508642579134,
-                0.0,
-                0.0,
-                0.0,
-                0.0,
-                242.28349177525817,
-                165.20045171727028,
-                -374.5467547226902,
-                -22.113666853125306,
-                7.733432668472264,
-                -30.674084731089398,
-                -9.332130526430229,
-                15.697238121770845,
-                -31.139403219565178,
-                -9.35292435884448,
-                35.81684148639408,
-            ),
-            (
-                19.985053242002433,
-                0.0,
-                0.0,
-                0.0,
-                0.0,
-                -387.0373087493518,
-                -189.17813819516758,
-                527.8081592054236,
-                -11.57390253995963,
-                6.8812326946963,
-                -1.0006050966910838,
-                0.7777137798053443,
-                -2.778205752353508,
-                -60.19669523126412,
-                84.32040550667716,
-                11.99229113618279,
-            ),
-            (
-                -25.69393346270375,
-                0.0,
-                0.0,
-                0.0,
-                0.0,
-                -154.18974869023643,
-                -231.5293791760455,
-                357.6391179106141,
-                93.40532418362432,
-                -37.45832313645163,
-                104.0996495089623,
-                29.8402934266605,
-                -43.53345659001114,
-                96.32455395918828,
-                -39.17726167561544,
-                -149.72683625798564,
-            ),
+            (-8.428938276109013, 0.0, 0.0, 0.0, 0.0, 0.5667149535193777, -3.0689499459498917, 2.38466765651207,
+             2.117034582445028, -0.871391583777973, 2.2404374302607883, 0.6315787787694688, -0.08899033645133331,
+             18.148505520854727, -9.194632392478356, -4.436036387594894),
+            (10.427508642579134, 0.0, 0.0, 0.0, 0.0, 242.28349177525817, 165.20045171727028, -374.5467547226902,
+             -22.113666853125306, 7.733432668472264, -30.674084731089398, -9.332130526430229, 15.697238121770845,
+             -31.139403219565178, -9.35292435884448, 35.81684148639408),
+            (19.985053242002433, 0.0, 0.0, 0.0, 0.0, -387.0373087493518, -189.17813819516758, 527.8081592054236,
+             -11.57390253995963, 6.8812326946963, -1.0006050966910838, 0.7777137798053443, -2.778205752353508,
+             -60.19669523126412, 84.32040550667716, 11.99229113618279),
+            (-25.69393346270375, 0.0, 0.0, 0.0, 0.0, -154.18974869023643, -231.5293791760455, 357.6391179106141,
+             93.40532418362432, -37.45832313645163, 104.0996495089623, 29.8402934266605, -43.53345659001114,
+             96.32455395918828, -39.17726167561544, -149.72683625798564),
         ),
     ),
-    error=(
-        0.01312004499419488,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-        -1.2251564463762044,
-        -0.4957589496572502,
-        1.6643771824549864,
-        -0.35032884874997366,
-        0.3341791187130175,
-        0.08192320648511571,
-        -0.022355307863886294,
-    ),
-    error_low=(
-        -0.18980075407240762,
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-        4.450312892752409,
-        1.8915178993145003,
-        -5.801203960010585,
-        -0.4226823213237919,
-        -0.1521609496625161,
-        0.20136540080403034,
-        0.02265179219836082,
-    ),
+    error=(0.01312004499419488, 0.0, 0.0, 0.0, 0.0, -1.2251564463762044, -0.4957589496572502, 1.6643771824549864,
+     -0.35032884874997366, 0.3341791187130175, 0.08192320648511571, -0.022355307863886294),
+    error_low=(-0.18980075407240762, 0.0, 0.0, 0.0, 0.0, 4.450312892752409, 1.8915178993145003, -5.801203960010585,
+     -0.4226823213237919, -0.1521609496625161, 0.20136540080403034, 0.02265179219836082),
     error_order=7,
     extra_c=(0.1, 0.2, 7 / 9),
     extra_a=(
-        (
-            0.056167502283047954,
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-            0.25350021021662483,
-            -0.2462390374708025,
-            -0.12419142326381637,
-            0.15329179827876568,
-            0.00820105229563469,
-            0.007567897660545699,
-            -0.008298,
-        ),
-        (
-            0.03183464816350214,
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-            0.028300909672366776,
-            0.053541988307438566,
-            -0.05492374857139099,
-            0.0,
-            0.0,
-            -0.00010834732869724932,
-            0.0003825710908356584,
-            -0.00034046500868740456,
-            0.1413124436746325,
-        ),
-        (
-            -0.42889630158379194,
-            0.0,
-            0.0,
-            0.0,
-            0.0,
-            -4.697621415361164,
-            7.683421196062599,
-            4.06898981839711,
-            0.3567271874552811,
-            0.0,
-            0.0,
-            0.0,
-            -0.0013990241651590145,
-            2.9475147891527724,
-            -9.15095847217987,
-        ),
+        (0.056167502283047954, 0.0, 0.0, 0.0, 0.0, 0.0, 0.25350021021662483, -0.2462390374708025,
+         -0.12419142326381637, 0.15329179827876568, 0.00820105229563469, 0.007567897660545699, -0.008298),
+        (0.03183464816350214, 0.0, 0.0, 0.0, 0.0, 0.028300909672366776, 0.053541988307438566, -0.05492374857139099,
+         0.0, 0.0, -0.00010834732869724932, 0.0003825710908356584, -0.00034046500868740456, 0.1413124436746325),
+        (-0.42889630158379194, 0.0, 0.0, 0.0, 0.0, -4.697621415361164, 7.683421196062599, 4.06898981839711,
+         0.3567271874552811, 0.0, 0.0, 0.0, -0.0013990241651590145, 2.9475147891527724, -9.15095847217987),
     ),
 )
+# fmt: on
 
 METHODS: dict[str, Tableau] = {
     tableau.name: tableau for tableau in (_EULER, _MIDPOINT, _HEUN, _RK4, _BOSH3, _DOPRI5, _TSIT5, _DOPRI8)

@@ -59,7 +59,7 @@ class Options:
     fixed: bool
     step_size: float | None
     grid: Grid | None
-    pid: PID
+    step_rule: PID
     max_steps: int | None  # None: no limit
 
     @classmethod
@@ -88,7 +88,7 @@ class Options:
             fixed=fixed,
             step_size=number.get("step_size"),
             grid=options.get("grid_constructor"),
-            pid=PID(**{ours: number[name] for name, ours in names.items() if name in number}),
+            step_rule=PID(**{ours: number[name] for name, ours in names.items() if name in number}),
             max_steps=int(number["max_num_steps"]) if "max_num_steps" in number else None,
         )
 

@@ -68,7 +68,7 @@ class System:
             "rtol": options.rtol,
             "atol": options.atol,
             "gradient": options.gradient,
-            "pid": options.pid,
+            "step_rule": options.step_rule,
             "max_steps": options.max_steps or 2**31 - 1,
         }
         try:

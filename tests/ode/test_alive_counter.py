@@ -1,4 +1,4 @@
-"""The loop on a GPU is told about an attempt while the next is queued: here by a stand-in, so that it runs on a CPU."""
+"""On a GPU the loop learns the counts of an attempt while the next is queued: here by a stand-in that runs on a CPU."""
 
 from dataclasses import replace
 
@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ncode
-from ncode.ode import forward, loop
+from ncode.ode import api, integrate
 
 from .systems import DOUBLE, close, double
 
 
-class Slow(loop.Watch):
+class Slow(integrate.AliveCounter):
     """Counts travel, as from a GPU."""
 
     def __init__(self, device, batch):
@@ -21,7 +21,7 @@ class Slow(loop.Watch):
         self.asynchronous = True
 
     def send(self, counts):
-        return lambda: loop._tally(counts.tolist())
+        return lambda: integrate.Counts.read(counts.tolist())
 
 
 @pytest.fixture
@@ -29,14 +29,14 @@ def slow(monkeypatch):
     """Let counts travel; a list of how many samples were alive before each attempt."""
     alive = []
 
-    class Tallied(loop.Attempt):
-        def __call__(self, march, t1, theta):
-            alive.append(int(march.alive.sum()))
-            found = super().__call__(march, t1, theta)
-            return found._replace(tally=self.tally(found.march, t1))
+    class Counted(integrate.Attempt):
+        def __call__(self, inputs):
+            alive.append(int(inputs.state.alive.sum()))
+            found = super().__call__(inputs)
+            return found._replace(counts=self.count(found.state, inputs.t1))
 
-    monkeypatch.setattr(loop, "Watch", Slow)
-    monkeypatch.setattr(forward, "Attempt", Tallied)
+    monkeypatch.setattr(integrate, "AliveCounter", Slow)
+    monkeypatch.setattr(api, "Attempt", Counted)
     return alive
 
 
@@ -65,8 +65,8 @@ def test_a_last_attempt_that_is_refused_is_made_again(slow):
 
 
 @settings(max_examples=15)
-@given(rates=st.lists(st.floats(0.1, 40.0), min_size=1, max_size=20), tallied=st.booleans())
-def test_what_is_known_late_changes_no_result(rates, tallied):
+@given(rates=st.lists(st.floats(0.1, 40.0), min_size=1, max_size=20), counted=st.booleans())
+def test_what_is_known_late_changes_no_result(rates, counted):
     theta = torch.tensor(rates, dtype=DOUBLE)[:, None]
     x0 = torch.linspace(0.5, 2.0, 2 * len(rates), dtype=DOUBLE).reshape(-1, 2)
 
@@ -76,8 +76,8 @@ def test_what_is_known_late_changes_no_result(rates, tallied):
 
     expected = run()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "Watch", Slow)
-        patch.setattr(forward, "Attempt", lambda *given: replace(loop.Attempt(*given), tallied=tallied))
+        patch.setattr(integrate, "AliveCounter", Slow)
+        patch.setattr(api, "Attempt", lambda *given: replace(integrate.Attempt(*given), counted=counted))
         # Samples are put aside at other times, so that rounding may differ.
         close(run(), expected, rtol=1e-10, atol=1e-12)
 
@@ -85,20 +85,20 @@ def test_what_is_known_late_changes_no_result(rates, tallied):
 def test_an_answer_is_waited_for_only_where_the_attempt_under_way_should_be_the_last():
     asked = []
 
-    class Told(Slow):
+    class Recorded(Slow):
         def send(self, counts):
             def arrived():
                 asked.append(counts.tolist())
-                return loop._tally(counts.tolist())
+                return integrate.Counts.read(counts.tolist())
 
             return arrived
 
-    watch = Told(torch.device("cpu"), 4)
+    counter = Recorded(torch.device("cpu"), 4)
     alive = torch.ones(4, dtype=torch.bool)
 
     def count(*numbers):
         before = len(asked)
-        found = watch.count(alive, torch.tensor(numbers))
+        found = counter.update(alive, torch.tensor(numbers))
         return found.alive, len(asked) - before
 
     assert count(4, 4, 0) == (4, 0)
@@ -109,4 +109,4 @@ def test_an_answer_is_waited_for_only_where_the_attempt_under_way_should_be_the_
     assert count(1, 1, 0) == (2, 0)  # far from home again, so nobody waits
     assert count(1, 0, 0) == (1, 1)
     assert count(0, 0, 1) == (0, 2)
-    assert watch.known.failed == 1
+    assert counter.known.failed == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import ncode
-from ncode.ode.layout import DECOMPOSITIONS, settle
+from ncode.ode.backends.layout import DECOMPOSITIONS, to_batch_last
 
 
 def test_the_single_precision_tanh_is_as_good_as_single_precision():
@@ -27,11 +27,11 @@ def test_double_precision_is_left_alone():
     assert DECOMPOSITIONS[torch.ops.aten.tanh.default](torch.zeros(2, dtype=torch.float64)) is NotImplemented
 
 
-def test_settling_moves_memory_and_not_values():
+def test_the_layout_moves_memory_and_not_values():
     x = torch.randn(6, 3, 2)
-    assert torch.equal(settle(x), x)
-    assert settle(x).stride(0) == 1
-    assert settle(torch.randn(4, 100, 100)).is_contiguous()  # a large sample stays as it is
+    assert torch.equal(to_batch_last(x), x)
+    assert to_batch_last(x).stride(0) == 1
+    assert to_batch_last(torch.randn(4, 100, 100)).is_contiguous()  # a large sample stays as it is
 
 
 def test_dynamics_may_join_the_batch_with_other_dimensions():

@@ -1,9 +1,9 @@
-"""Memory layout for compiled graphs on CPU: small samples are best kept with the batch last.
+"""Memory layout of compiled graphs on CPU: small samples are stored with the batch last.
 
-A CPU works on eight or sixteen neighbours at once. Where a sample has only a few numbers in each dimension, the
-neighbours worth having are other samples: element by element, the whole batch side by side. So for small samples every
-tensor of the graph that has a row a sample is stored that way (its shape stays what it is), and what stands in the way
-of one loop over the batch is written out: batched products as sums, tanh as a ratio of polynomials.
+A CPU works on eight or sixteen neighbours at once. Where a sample has only a few numbers in each dimension, the best
+neighbours are other samples: element by element, the whole batch side by side. So for small samples every tensor of the
+graph that has one row per sample is stored that way (its shape does not change), and what stands in the way of one loop
+over the batch is decomposed: batched products into sums, tanh into a ratio of polynomials.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SMALL = 512  # numbers in a sample, up to which the batch goes last
+from ..._torch_private import stride_order_op
+
+SMALL = 512  # samples of at most this many numbers are stored with the batch last
 
 _aten = torch.ops.aten
 _VIEWS = {
@@ -31,31 +33,31 @@ _VIEWS = {
 }
 
 
-def settle(tensor: Tensor) -> Tensor:
-    """The tensor, stored as a compiled graph wants it."""
-    if not _suits(tensor.device, tuple(tensor.shape)):
+def to_batch_last(tensor: Tensor) -> Tensor:
+    """The tensor, stored with the batch last if its samples are small."""
+    if not _is_small(tensor.device, tuple(tensor.shape)):
         return tensor
     return tensor.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
-def unsettled(tensor: Tensor) -> Tensor:
-    """The same, stored as a user expects it."""
-    return tensor.contiguous() if _suits(tensor.device, tuple(tensor.shape)) else tensor
+def to_batch_first(tensor: Tensor) -> Tensor:
+    """The tensor, stored with the batch first."""
+    return tensor.contiguous() if _is_small(tensor.device, tuple(tensor.shape)) else tensor
 
 
-def rearrange(graph: torch.fx.GraphModule, batch: int) -> None:
-    """Store every tensor of the graph that has a row a sample with the batch last."""
-    from torch._inductor import inductor_prims
+def force_batch_last(graph: torch.fx.GraphModule, batch: int) -> None:
+    """Store every tensor of the graph that has one row per sample with the batch last."""
+    force_stride_order = stride_order_op()
 
     for node in list(graph.graph.nodes):
         value = node.meta.get("val")
         if node.op != "call_function" or node.target in _VIEWS or not isinstance(value, Tensor):
             continue
         shape = tuple(value.shape)
-        if shape[:1] != (batch,) or not _suits(value.device, shape):
+        if shape[:1] != (batch,) or not _is_small(value.device, shape):
             continue
         with graph.graph.inserting_after(node):
-            moved = graph.graph.call_function(inductor_prims.force_stride_order, (node, _strides(shape)))
+            moved = graph.graph.call_function(force_stride_order, (node, _strides(shape)))
         moved.meta = dict(node.meta)
         node.replace_all_uses_with(moved, delete_user_cb=lambda user, moved=moved: user is not moved)
     for node in graph.graph.nodes:
@@ -65,7 +67,7 @@ def rearrange(graph: torch.fx.GraphModule, batch: int) -> None:
     graph.recompile()
 
 
-def _suits(device: torch.device, shape: tuple[int, ...]) -> bool:
+def _is_small(device: torch.device, shape: tuple[int, ...]) -> bool:
     numbers = 1
     for size in shape[1:]:
         numbers *= size

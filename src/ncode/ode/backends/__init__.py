@@ -1,0 +1,114 @@
+"""Backends: how the pure functions of a solve (start, attempt, pullback of a step) are executed.
+
+Here: what a backend is, and the eager one, which calls functions as they are. inductor.py compiles them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar, Protocol
+
+from torch import Tensor
+
+from ...checks import check_choice
+from ...errors import InputError
+from ..system import RightHandSide
+
+BACKENDS = ("eager", "inductor")
+
+
+class TensorFunction(Protocol):
+    """A pure function of one tree of tensors, as a solve hands it to a backend."""
+
+    carries: ClassVar[tuple[str, ...]]
+    """Fields of the result that become the fields of the same names of the next call's inputs."""
+
+    recorded: ClassVar[bool]
+    """Whether the function runs often enough that recording it as a CUDA graph pays."""
+
+    @property
+    def system(self) -> RightHandSide | None:
+        """The system that it evaluates, None if it evaluates none."""
+        ...
+
+    @property
+    def signature(self) -> Hashable:
+        """Everything else that its result depends on, apart from its inputs and the captured tensors."""
+        ...
+
+    @property
+    def cache(self) -> dict[Hashable, Any]:
+        """Where a backend may keep what it has made of this function."""
+        ...
+
+    def __call__(self, inputs: Any, /) -> Any: ...
+
+
+class Backend(ABC):
+    """How the pure functions of a solve are executed. Subclass it for a backend of your own: one method is enough.
+
+    >>> import torch, ncode
+    >>> class Counting(ncode.Backend):
+    ...     name, calls = "counting", 0
+    ...     def run(self, function, inputs, captures):
+    ...         self.calls += 1
+    ...         return function(inputs)
+    >>> backend = Counting()
+    >>> sol = ncode.solve(lambda t, x, theta: -x, torch.ones(1, 1), 0.0, 1.0, method="rk4", dt=0.25, compile=backend)
+    >>> backend.calls, sol.stats.backend  # the start and four attempts
+    (5, 'counting')
+    """
+
+    name: str = "unnamed"
+    """What `sol.stats.backend` says."""
+
+    fuses: bool = False
+    """Whether small extra operations inside a function cost nothing."""
+
+    @abstractmethod
+    def run(self, function: TensorFunction, inputs: Any, captures: Sequence[Tensor]) -> Any:
+        """Return function(inputs); `captures` are the outside tensors that the user's functions use."""
+
+    def prepare(self, tensor: Tensor) -> Tensor:
+        """The tensor in the memory layout that `run` works best with."""
+        return tensor
+
+    def bucket_size(self, batch: int, alive: int) -> int:
+        """The batch size to continue with when this many samples of a batch are alive, at least `alive`."""
+        return alive
+
+
+class Eager(Backend):
+    """Calls functions as they are."""
+
+    name = "eager"
+
+    def run(self, function: TensorFunction, inputs: Any, captures: Sequence[Tensor]) -> Any:
+        return function(inputs)
+
+
+EAGER = Eager()
+
+
+def check_backend(compile: Any) -> None:
+    """Refuse what is not a value of `compile`."""
+    if isinstance(compile, (bool, Backend)):
+        return
+    if not isinstance(compile, str):
+        raise InputError(
+            f"compile must be False, True, the name of a backend ({', '.join(BACKENDS)}) or a Backend;"
+            f" given {type(compile).__name__}"
+        )
+    check_choice("backend", compile, BACKENDS)
+
+
+def find_backend(compile: bool | str | Backend) -> Backend:
+    """The backend that `compile` asks for; `True` takes the fastest one that fits."""
+    if isinstance(compile, Backend):
+        return compile
+    if compile in (False, "eager"):
+        return EAGER
+    from .inductor import INDUCTOR  # only here: an eager solve needs no compiler
+
+    return INDUCTOR

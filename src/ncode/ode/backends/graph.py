@@ -1,0 +1,209 @@
+"""A pure function of a tree of tensors, traced, compiled by TorchInductor, and on CUDA recorded as a CUDA graph.
+
+This is the one place where trees become flat lists of tensors. Results that are inputs, unchanged, are not computed
+but handed back; results that the next call takes as inputs stay in the memory of the CUDA graph.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..._torch_private import compile_graph, trace
+from ..system import map_tensors, rebuild, tensors_of, without_gaps
+from . import TensorFunction
+from .layout import DECOMPOSITIONS, force_batch_last, to_batch_first, to_batch_last
+
+
+class _Source(NamedTuple):
+    """Where a tensor of the result comes from."""
+
+    kind: str  # "input", "output", or "packed": a row of an output
+    number: int
+    row: int = 0
+
+
+class CompiledFunction:
+    """A compiled function of (inputs, captures), for the shapes that it was made with.
+
+    On CUDA, fields of the result that `function.carries` names live in the memory of the inputs and change with the
+    next call; everything else belongs to the caller.
+    """
+
+    def __init__(self, function: TensorFunction, inputs: Any, captures: Sequence[Tensor]):
+        self.function, self.inputs = function, map_tensors(lambda _: torch.empty(0), inputs)
+        tensors = [without_gaps(to_batch_last(tensor)) for tensor in tensors_of(inputs)]
+        self.strides = [tensor.stride() for tensor in tensors]
+        self.on_cuda = tensors[0].is_cuda and function.recorded
+        self.result: Any = None
+        self.sources: list[_Source] = []
+        self.carried: dict[int, int] = {}  # output -> input of the next call
+        self.recording: CudaGraph | None = None
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            decompositions = DECOMPOSITIONS if tensors[0].device.type == "cpu" else None
+            # The dynamics see the layout that they see without compilation, so that their views are as valid.
+            graph = trace(self._flat, [to_batch_first(tensor) for tensor in tensors], decompositions)
+            _captures_to_arguments(graph, captures)
+            force_batch_last(graph, len(tensors[0]))
+            self.compiled = compile_graph(graph, [*tensors, *captures])
+
+    def __call__(self, inputs: Any, captures: Sequence[Tensor]) -> Any:
+        tensors = tensors_of(inputs)
+        if self.on_cuda:
+            if self.recording is None or not self.recording.fits(captures):
+                self.recording = CudaGraph(self.compiled, tensors, self.strides, captures, self.carried)
+            outputs = self.recording(tensors, captures)
+        else:
+            outputs = self.compiled(*map(_with_strides, tensors, self.strides), *captures)
+        found = []
+        for kind, index, row in self.sources:
+            value = tensors[index] if kind == "input" else outputs[index]
+            found.append(value[row] if kind == "packed" else value)
+        return rebuild(self.result, found)
+
+    def _flat(self, *tensors: Tensor) -> list[Tensor]:
+        """The function on flat lists; decides on the way where each tensor of the result comes from."""
+        inputs = rebuild(self.inputs, tensors)
+        result = self.function(inputs)
+        carried = self._carried_leaves(inputs, result)
+        self.result = map_tensors(lambda _: torch.empty(0), result)
+        place = {id(tensor): index for index, tensor in enumerate(tensors)}
+        outputs: list[Tensor] = []
+        seen: dict[int, int] = {}
+        pack: dict[tuple[torch.dtype, torch.Size], list[tuple[int, Tensor]]] = {}
+        leaves = tensors_of(result)
+        self.sources, self.carried = [_Source("input", 0)] * len(leaves), {}
+        for number, leaf in enumerate(leaves):
+            target, source = carried.get(number), place.get(id(leaf))
+            if source is not None and (target == source or (target is None and not self._overwritten(source, carried))):
+                self.sources[number] = _Source("input", source)
+            elif target is not None:
+                self.sources[number] = _Source("output", len(outputs))
+                self.carried[len(outputs)] = target
+                outputs.append(leaf if source is None and id(leaf) not in seen else leaf.clone())
+                seen[id(leaf)] = len(outputs) - 1
+            elif self.on_cuda and leaf.dim() == 1:
+                pack.setdefault((leaf.dtype, leaf.shape), []).append((number, leaf))
+            elif id(leaf) in seen and not self.on_cuda:
+                self.sources[number] = _Source("output", seen[id(leaf)])
+            else:
+                self.sources[number] = _Source("output", len(outputs))
+                outputs.append(leaf if source is None and id(leaf) not in seen else leaf.clone())
+                seen[id(leaf)] = len(outputs) - 1
+        for members in pack.values():  # one copy out of the graph's memory in place of several
+            for row, (number, _) in enumerate(members):
+                self.sources[number] = _Source("packed", len(outputs), row)
+            outputs.append(torch.stack([leaf for _, leaf in members]))
+        return outputs
+
+    def _carried_leaves(self, inputs: Any, result: Any) -> dict[int, int]:
+        """For each tensor of the result that the next call takes as an input: which one."""
+        place = {id(tensor): index for index, tensor in enumerate(tensors_of(inputs))}
+        number, found = 0, {}
+        for name in result._fields:
+            leaves = _leaves(getattr(result, name))
+            targets = _leaves(getattr(inputs, name)) if name in self.function.carries else [None] * len(leaves)
+            for leaf, target in zip(leaves, targets, strict=True):
+                if isinstance(leaf, Tensor):
+                    if isinstance(target, Tensor):
+                        found[number] = place[id(target)]
+                    number += 1
+        return found
+
+    def _overwritten(self, index: int, carried: Mapping[int, int]) -> bool:
+        """Whether a call writes over this input, in the memory of a CUDA graph."""
+        return self.on_cuda and index in carried.values()
+
+
+class CudaGraph:
+    """A compiled function as a CUDA graph: one launch, on memory of its own.
+
+    Parameters are read where they are, since optimisers change them in place. Everything else is copied in.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Sequence[Tensor]],
+        tensors: Sequence[Tensor],
+        strides: Sequence[tuple[int, ...]],
+        captures: Sequence[Tensor],
+        carried: Mapping[int, int],
+    ):
+        self.inputs = [
+            tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
+            for tensor, stride in zip(tensors, strides, strict=True)
+        ]
+        self.captures = [it if isinstance(it, nn.Parameter) else it.detach().clone() for it in captures]
+        self.pointers = [tensor.data_ptr() for tensor in captures]
+        self.bound: Sequence[Tensor] | None = None
+        self.copied: list[tuple[Any, int]] = [(lambda: None, 0)] * len(self.inputs)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # the first runs finish lazy initialisation, which cannot be recorded
+            for _ in range(2):
+                function(*self.inputs, *self.captures)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = list(function(*self.inputs, *self.captures))
+            for output, i in carried.items():
+                self.inputs[i].copy_(self.outputs[output])
+        self.carried, self.targets = carried, set(carried.values())
+        self.rest = [output for output in range(len(self.outputs)) if output not in carried]
+
+    def fits(self, captures: Sequence[Tensor]) -> bool:
+        """Whether parameters are still where they were."""
+        return captures is self.bound or all(
+            pointer == tensor.data_ptr()
+            for tensor, pointer in zip(captures, self.pointers, strict=True)
+            if isinstance(tensor, nn.Parameter)
+        )
+
+    def __call__(self, tensors: Sequence[Tensor], captures: Sequence[Tensor]) -> list[Tensor]:
+        if captures is not self.bound:  # once per solve
+            for mine, tensor in zip(self.captures, captures, strict=True):
+                if mine is not tensor:
+                    mine.copy_(tensor.detach())
+            self.bound = captures
+        for i, (mine, tensor) in enumerate(zip(self.inputs, tensors, strict=True)):
+            source, version = self.copied[i]
+            if mine is tensor or (source() is tensor and version == tensor._version):
+                continue  # it is there already
+            mine.copy_(tensor)
+            # What the graph writes over must be copied in anew.
+            self.copied[i] = (lambda: None, 0) if i in self.targets else (weakref.ref(tensor), tensor._version)
+        self.graph.replay()
+        found = [self.inputs[self.carried[i]] if i in self.carried else it for i, it in enumerate(self.outputs)]
+        for output in self.rest:
+            found[output] = found[output].clone()
+        return found
+
+
+def _leaves(tree: Any) -> list[Any]:
+    """All leaves of a tree, those that are not tensors included."""
+    return [leaf for item in tree for leaf in _leaves(item)] if isinstance(tree, tuple) else [tree]
+
+
+def _with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    return tensor if tensor.stride() == strides else tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+
+
+def _captures_to_arguments(graph: torch.fx.GraphModule, captures: Sequence[Tensor]) -> None:
+    """Turn tensors that the graph holds into arguments, in the order of `captures`."""
+    first = next(node for node in graph.graph.nodes if node.op != "placeholder")
+    with graph.graph.inserting_before(first):
+        arguments = [graph.graph.placeholder(f"capture_{i}") for i in range(len(captures))]
+    places = {id(tensor): i for i, tensor in enumerate(captures)}
+    for node in list(graph.graph.nodes):
+        if node.op == "get_attr":
+            place = places.get(id(getattr(graph, node.target)))
+            if place is not None:
+                node.replace_all_uses_with(arguments[place])
+                graph.graph.erase_node(node)
+    graph.recompile()

@@ -1,0 +1,107 @@
+"""The Inductor backend: `compile=True`.
+
+The start, an attempt and the pullback of a step are traced once per shape and compiled by TorchInductor; on CUDA the
+last two are replayed as CUDA graphs. As with any traced function, Python values that the dynamics read are constants
+of the graph; tensors are not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import types
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..captures import IsolatedFunction, torch_settings
+from ..system import System, tensors_of
+from . import Backend, TensorFunction
+from .graph import CompiledFunction
+from .layout import to_batch_last
+
+BUCKET = 8  # compiled batches shrink by this factor: every size is a shape of its own
+_LIMIT = 64  # compiled functions kept; the least recently used are dropped
+_compiled: OrderedDict[Hashable, tuple[Any, CompiledFunction]] = OrderedDict()
+
+
+class Inductor(Backend):
+    """Compiles functions by TorchInductor, once per shape; on CUDA records them as CUDA graphs."""
+
+    name = "inductor"
+    fuses = True
+
+    def run(self, function: TensorFunction, inputs: Any, captures: Sequence[Tensor]) -> Any:
+        tensors = tensors_of(inputs)
+        size = len(tensors[0])
+        if size not in function.cache:
+            function.cache[size] = _find(function, inputs, tensors, captures)
+        return function.cache[size](inputs, captures)
+
+    def prepare(self, tensor: Tensor) -> Tensor:
+        return to_batch_last(tensor)
+
+    def bucket_size(self, batch: int, alive: int) -> int:
+        while -(-batch // BUCKET) >= alive and batch > BUCKET:
+            batch = -(-batch // BUCKET)
+        return batch
+
+
+INDUCTOR = Inductor()
+
+
+def _find(
+    function: TensorFunction, inputs: Any, tensors: Sequence[Tensor], captures: Sequence[Tensor]
+) -> CompiledFunction:
+    """The compiled form of a function for these shapes, from the cache if it is there."""
+    shapes = tuple((it.shape, it.dtype, it.device) for it in tensors)
+    outside = tuple((it.shape, it.stride(), it.dtype, it.device) for it in captures)
+    what = type(function).__name__, _identity_of_system(function.system), function.signature
+    key = what, shapes, _structure(inputs), outside, torch_settings(tensors[0].device)
+    if key in _compiled:
+        _compiled.move_to_end(key)
+        return _compiled[key][1]
+    made = CompiledFunction(function, inputs, captures)
+    _compiled[key] = function.system, made  # holding the system keeps the ids in its key from being used again
+    while len(_compiled) > _LIMIT:
+        _compiled.popitem(last=False)
+    return made
+
+
+def _structure(tree: Any) -> Hashable:
+    if isinstance(tree, tuple):
+        return tuple(map(_structure, tree))
+    return "tensor" if isinstance(tree, Tensor) else tree
+
+
+def _identity_of_system(system: Any) -> Hashable:
+    if system is None:
+        return None
+    assert isinstance(system, System)
+    return tuple(map(_identity, system.functions)), str(system.spec), system.dtype
+
+
+def _identity(function: Any, within: tuple[int, ...] = ()) -> Hashable:
+    """Equal for functions that do the same with the same objects: a fresh lambda is nothing new."""
+    if id(function) in within:
+        return "itself", within.index(id(function))
+    inside = (*within, id(function))
+    if isinstance(function, types.FunctionType):
+        values = []
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # a variable that is bound later
+                values.append(cell.cell_contents)
+        inner = tuple(_identity(value, inside) for value in (*values, *(function.__defaults__ or ())))
+        return function.__code__, inner, id(function.__globals__)
+    if isinstance(function, IsolatedFunction):
+        return "isolated", _identity(function.function, inside)
+    if isinstance(function, types.MethodType):
+        return function.__func__.__code__, _identity(function.__self__, inside)
+    if isinstance(function, nn.Module):
+        return id(function), tuple(module.training for module in function.modules())
+    if isinstance(function, Tensor):
+        return "tensor"  # an argument of the graph: its shape is part of the key, its value is not
+    if function is None or isinstance(function, (bool, int, float, str)):
+        return type(function), function
+    return id(function)

@@ -1,0 +1,1 @@
+"""Gradients of a solve: "discrete", "adjoint" and "autograd"."""

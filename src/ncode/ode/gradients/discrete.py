@@ -1,0 +1,355 @@
+"""The "discrete" gradient: exact backpropagation through the accepted steps, with one state per step in memory.
+
+The forward pass ran without autograd and left a tape of (t, h, state). Backward walks the tape in reverse, replays each
+step with autograd, and pulls the gradient through it.
+
+Step sizes count as constants, apart from the scale of the interval: a step from t0 + tau (t1 - t0) of length
+delta (t1 - t0) keeps its tau and delta. So gradients with respect to t0 and t1 are exact too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import Status
+from ..backends import Backend
+from ..captures import Captures, ForwardContext
+from ..problem import Problem, SampleInputs
+from ..record import EvenSteps, StepRecord, Steps, Tape, Window, find_window, mask_like
+from ..solution import Stats
+from ..step import Step, StepResult, evaluate_dense
+from ..system import State, System, expand_like, first_rows, map_tensors, take_rows, without_gaps
+from .function import InputGradients, Outputs
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def replay_step(
+    problem: Problem,
+    record: StepRecord,
+    z: State,
+    inputs: SampleInputs,
+    window: Window | None,
+    *,
+    dense: bool = False,
+    first: State | None = None,
+) -> tuple[StepResult, State]:
+    """The step, and the values at the saved times that it passes (within `window`, each (rows, columns, ...))."""
+    t, h, (theta, t0, t1, ts) = record.t, record.h, inputs
+    differentiates_times = any(time is not None and time.requires_grad for time in (t0, t1, ts))
+    if differentiates_times:
+        start, span = t0.detach(), t1.detach() - t0.detach()
+        span = torch.where(span == 0, 1.0, span)
+        tau, delta = (t - start) / span, h / span
+        t, h = t0 + tau * (t1 - t0), delta * (t1 - t0)
+    step = Step(problem.system, problem.options.tableau, dense=dense or window is not None)
+    stepped = step(t, h, z, theta, first)
+    if window is None or stepped.dense is None:
+        return stepped, ()
+    sigma = window.sigma
+    if differentiates_times and ts is not None:
+        columns = ts[:, window.low : window.high]
+        distance = torch.where(window.inside, columns - t[:, None], 0.0)
+        sigma = distance / torch.where(window.inside, h[:, None], 1.0)
+    return stepped, evaluate_dense(z, stepped.dense, sigma)
+
+
+class GradientSums(NamedTuple):
+    """Sums over steps of the gradients of inputs and captures, None where there is none (yet)."""
+
+    inputs: SampleInputs
+    captures: Gradients
+
+
+class PullbackInputs(NamedTuple):
+    """What the pullback of a step is a function of."""
+
+    t: Tensor
+    h: Tensor
+    z: State
+    inputs: SampleInputs
+    adjoint: State  # gradient with respect to the state after the step
+    inside: Tensor | None  # which saved times the step passes, and where
+    sigma: Tensor | None
+    saved: Gradients  # gradients of the values at those times
+    dense: Gradients  # gradients of the coefficients of dense output
+    sums: GradientSums
+
+
+class PullbackResult(NamedTuple):
+    """What the pullback of a step returns."""
+
+    adjoint: State  # gradient with respect to the state before the step
+    sums: GradientSums
+
+
+@dataclass(frozen=True, eq=False)
+class StepPullback:
+    """The pullback of one step, as a pure function of `PullbackInputs`: this is what backends compile."""
+
+    problem: Problem
+    needed: SampleInputs  # which inputs need a gradient, as booleans
+    captures: tuple[Tensor, ...]
+    columns: tuple[int, int] | None  # of the saved times that the step may pass
+    context: ForwardContext
+    order: Hashable  # the positions of the captures among all outside tensors
+    cache: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    carries: ClassVar[tuple[str, ...]] = ("adjoint", "sums")
+    recorded: ClassVar[bool] = True
+
+    @property
+    def system(self) -> System:
+        return self.problem.system
+
+    @property
+    def signature(self) -> Hashable:
+        return self.problem.options.tableau, self.needed, self.columns, self.order, self.context.modes
+
+    def __call__(self, given: PullbackInputs) -> PullbackResult:
+        z = tuple(leaf.detach().requires_grad_() for leaf in given.z)
+        theta = tuple(
+            leaf.detach().requires_grad_(need) for leaf, need in zip(given.inputs.theta, self.needed.theta, strict=True)
+        )
+        times = [
+            None if time is None else time.detach().requires_grad_(bool(need))
+            for time, need in zip(given.inputs[1:], self.needed[1:], strict=True)
+        ]
+        inputs = SampleInputs(theta, *times)
+        window = None
+        if self.columns is not None and given.inside is not None and given.sigma is not None:
+            window = Window(*self.columns, given.inside, given.sigma)
+        with torch.enable_grad(), self.context:
+            record = StepRecord(None, given.t, given.t, given.h, ())
+            dense = any(grad is not None for grad in given.dense)
+            stepped, passed = replay_step(self.problem, record, z, inputs, window, dense=dense)
+        pairs = [
+            *zip(stepped.z, given.adjoint, strict=True),
+            *zip(passed, given.saved, strict=False),
+            *zip(stepped.dense or (), given.dense, strict=False),
+        ]
+        linked = [(output, grad) for output, grad in pairs if grad is not None and output.requires_grad]
+        wanted = [it for it in (*theta, *times) if it is not None and it.requires_grad]
+        outputs, cotangents = zip(*linked, strict=True) if linked else ((), ())
+        found = iter(torch.autograd.grad(outputs, [*z, *wanted, *self.captures], cotangents, allow_unused=True))
+        grads = [next(found) for _ in z]
+        adjoint = tuple(
+            old if grad is None else torch.where(mask, grad, old)
+            for grad, old, mask in zip(grads, given.adjoint, expand_like(given.h != 0, z), strict=True)
+        )
+        flags = [it is not None and it.requires_grad for it in (*theta, *times)]
+        old = (*given.sums.inputs.theta, *given.sums.inputs[1:])
+        sums = [_add(total, next(found)) if flag else None for total, flag in zip(old, flags, strict=True)]
+        summed = SampleInputs(tuple(sums[: len(theta)]), *sums[len(theta) :])
+        captures = tuple(_add(total, grad) for total, grad in zip(given.sums.captures, found, strict=True))
+        return PullbackResult(adjoint, GradientSums(summed, captures))
+
+
+def _add(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
+    """The new sum, None where there is nothing to add."""
+    return grad if grad is None or total is None else total + grad
+
+
+@dataclass(eq=False)
+class DiscretePullback:
+    """What a forward pass leaves behind for the "discrete" gradient.
+
+    It holds no output of the solve, or its memory would never be freed.
+    """
+
+    problem: Problem
+    captures: Captures
+    backend: Backend
+    tape: Tape
+    status: Tensor
+    stats: Stats
+    context: ForwardContext
+
+    def pull(self, needed: SampleInputs, captures: Sequence[Tensor], grads: Outputs) -> InputGradients:
+        problem, ok = self.problem, self.status == Status.OK
+        adjoint = [
+            torch.zeros_like(leaf) if grad is None else torch.where(mask, grad, 0)
+            for leaf, grad, mask in zip(problem.z0, grads.z, expand_like(ok, problem.z0), strict=True)
+        ]
+        keep = self.captures.may_hold_samples(problem.batch)
+        steps = self.tape.steps(ok, problem.z0, keep_sample_order=keep, bucket_size=self.backend.bucket_size)
+        walk = _Walk(self, steps, needed, captures, grads, adjoint)
+        walk.run()
+        self.stats.nfe_backward = walk.evaluations()
+        found, sums = walk.in_sample_order(adjoint)
+        if problem.ts is not None and problem.ts.numel():
+            at_start = problem.ts.detach() == problem.t0.detach()[:, None]
+            for leaf, grad in enumerate(grads.saved):
+                if grad is not None:
+                    found[leaf] = found[leaf] + torch.where(mask_like(at_start, grad[:, 0]), grad, 0).sum(1)
+        # Clones: the originals may lie in the memory of a CUDA graph, or be shared by autograd.
+        owned = tuple(None if leaf is None else leaf.clone() for leaf in walk.sums.captures)
+        return InputGradients(tuple(found), sums, owned)
+
+
+class _Walk:
+    """The walk along the tape, in reverse. Everything with one row per sample is in the order of the steps."""
+
+    def __init__(
+        self,
+        solve: DiscretePullback,
+        steps: Steps,
+        needed: SampleInputs,
+        captures: Sequence[Tensor],
+        grads: Outputs,
+        adjoint: Sequence[Tensor],
+    ):
+        self.solve, self.steps, self.needed, self.captures = solve, steps, needed, tuple(captures)
+        prepare = solve.backend.prepare
+        self.inputs = map_tensors(lambda leaf: self._ordered(prepare(leaf.detach())), solve.problem.inputs)
+        self.adjoint = [self._ordered(prepare(leaf)) for leaf in adjoint]
+        self.saved = [None if grad is None else self._ordered(grad) for grad in grads.saved]
+        self.states = [None if grad is None else grad.flatten(0, 1) for grad in grads.states]
+        self.powers = [None if grad is None else grad.flatten(0, 1) for grad in grads.powers]
+        theta = tuple(_zeros(leaf, need) for leaf, need in zip(self.inputs.theta, needed.theta, strict=True))
+        times = [_zeros(time, need) for time, need in zip(self.inputs[1:], needed[1:], strict=True)]
+        self.sums = GradientSums(SampleInputs(theta, *times), (None,) * len(self.captures))
+        self.spent = [0] * len(steps.sizes)  # evaluations in each step
+        self._first: dict[int, SampleInputs] = {}
+        self._pullbacks: dict[Hashable, StepPullback] = {}
+
+    def run(self) -> None:
+        """Pull through all steps, from the last to the first."""
+        for n, record in self._reversed():
+            result = self._pull(n, record)
+            for leaf, new in enumerate(result.adjoint):
+                self.adjoint[leaf] = _write(self.adjoint[leaf], new)
+            theta = tuple(map(_write, self.sums.inputs.theta, result.sums.inputs.theta))
+            times = map(_write, self.sums.inputs[1:], result.sums.inputs[1:])
+            pairs = zip(self.sums.captures, result.sums.captures, strict=True)
+            captures = tuple(old if new is None else new for old, new in pairs)
+            self.sums = GradientSums(SampleInputs(theta, *times), captures)
+
+    def evaluations(self) -> Tensor:
+        """Evaluations per sample: those of all steps up to its last."""
+        order, status = self.steps.order, self.solve.status
+        if isinstance(self.steps, EvenSteps):
+            return torch.full_like(status, sum(self.spent))
+        upto = torch.tensor([0, *self.spent], dtype=status.dtype, device=status.device).cumsum(0, dtype=status.dtype)
+        made = upto[self.steps.counts.to(status.device)]
+        real = self.steps.samples
+        return made if order is None else torch.zeros_like(status).index_copy(0, order[:real], made[:real])
+
+    def in_sample_order(self, adjoint: Sequence[Tensor]) -> tuple[list[Tensor], SampleInputs]:
+        """The adjoint at t0 and the gradients of the inputs, with every sample back in its place."""
+        order, batch = self.steps.order, self.solve.problem.batch
+        if order is None:  # clones, as above
+            return [leaf.clone() for leaf in self.adjoint], map_tensors(torch.clone, self.sums.inputs)
+        real = self.steps.samples  # those behind are padding
+        placed = [a.index_copy(0, order[:real], b[:real]) for a, b in zip(adjoint, self.adjoint, strict=True)]
+
+        def place(some: Tensor) -> Tensor:
+            return some.new_zeros(batch, *some.shape[1:]).index_copy_(0, order[:real], some[:real])
+
+        return placed, map_tensors(place, self.sums.inputs)
+
+    def _ordered(self, leaf: Tensor) -> Tensor:
+        order = self.steps.order
+        return leaf if order is None else take_rows(leaf, order)
+
+    def _reversed(self) -> Iterator[tuple[int, StepRecord]]:
+        """Steps from last to first, with their states; those that were not kept are recomputed."""
+        problem, every = self.solve.problem, self.solve.tape.every
+        step = Step(problem.system, problem.options.tableau)
+        count = len(self.steps.sizes)
+        for base in range((count - 1) // every * every, -1, -every):
+            chunk = [self.steps.step(n) for n in range(base, min(base + every, count))]
+            for i in range(1, len(chunk)):
+                last, size = chunk[i - 1], len(chunk[i].h)
+                theta = [row[: len(last.h)] for row in self.inputs.theta]
+                with torch.no_grad(), self.solve.context:
+                    z = step(last.t, last.h, last.z, theta).z
+                self.spent[base + i - 1] += step.evaluations
+                chunk[i] = chunk[i]._replace(z=tuple(leaf[:size] for leaf in z))
+            for i in range(len(chunk) - 1, -1, -1):
+                yield base + i, chunk[i]
+
+    def _pull(self, n: int, record: StepRecord) -> PullbackResult:
+        """Pull through one step."""
+        size, backend = len(record.h), self.solve.backend
+        inputs, window = self._first_inputs(size), None
+        if inputs.ts is not None and any(grad is not None for grad in self.saved):
+            window = find_window(inputs.ts, record, cut=not backend.fuses)
+        saved: list[Tensor | None] = [None] * len(self.saved)
+        if window is not None:
+            cut = [None if grad is None else grad[:size, window.low : window.high] for grad in self.saved]
+            saved = [None if c is None else torch.where(mask_like(window.inside, c[:, 0]), c, 0) for c in cut]
+        powers = self._dense_part(n, record, self.powers)
+        pullback = self._pullback(None if window is None else (window.low, window.high))
+        given = PullbackInputs(
+            record.t,
+            record.h,
+            record.z,
+            inputs,
+            tuple(first_rows(leaf, size) for leaf in self.adjoint),
+            None if window is None else window.inside,
+            None if window is None else window.sigma,
+            tuple(saved),
+            tuple(powers),
+            self._first_sums(size),
+        )
+        result = backend.run(pullback, given, self.solve.captures.outside)
+        states = self._dense_part(n, record, self.states)
+        adjoint = [
+            leaf if i >= len(states) or states[i] is None else leaf + states[i] for i, leaf in enumerate(result.adjoint)
+        ]
+        tableau = self.solve.problem.options.tableau
+        dense = window is not None or any(grad is not None for grad in powers)
+        self.spent[n] += tableau.stages + (tableau.dense_needs_end + len(tableau.extra_a) if dense else 0)
+        return result._replace(adjoint=tuple(adjoint))
+
+    def _pullback(self, columns: tuple[int, int] | None) -> StepPullback:
+        if columns not in self._pullbacks:
+            outside = {id(tensor): i for i, tensor in enumerate(self.solve.captures.outside)}
+            order = tuple(outside.get(id(tensor)) for tensor in self.captures)
+            solve = self.solve
+            self._pullbacks[columns] = StepPullback(
+                solve.problem, self.needed, self.captures, columns, solve.context, order
+            )
+        return self._pullbacks[columns]
+
+    def _first_inputs(self, size: int) -> SampleInputs:
+        """The inputs of the first samples: the same objects each time, so that a CUDA graph need not copy them."""
+        if size not in self._first:
+            inputs = map_tensors(lambda leaf: first_rows(leaf, size), self.inputs)
+            # In their final layout, or a compiled graph would copy them at every step.
+            self._first[size] = map_tensors(without_gaps, inputs) if self.solve.backend.fuses else inputs
+        return self._first[size]
+
+    def _first_sums(self, size: int) -> GradientSums:
+        inputs, captures = self.sums
+        if self.solve.backend.fuses:  # a graph of its own for the first step would not be worth it
+            pairs = zip(captures, self.captures, strict=True)
+            captures = tuple(torch.zeros_like(like) if total is None else total for total, like in pairs)
+        return GradientSums(map_tensors(lambda leaf: first_rows(leaf, size), inputs), captures)
+
+    def _dense_part(self, n: int, record: StepRecord, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """The part of dense output's gradients that belongs to a step."""
+        if all(grad is None for grad in grads):
+            return list(grads)
+        rows, moved = self.steps.source(n), record.h != 0
+        return [None if it is None else torch.where(expand_like(moved, (it,))[0], it[rows], 0) for it in grads]
+
+
+def _zeros(leaf: Any, need: Any) -> Tensor | None:
+    return torch.zeros_like(leaf) if leaf is not None and need else None
+
+
+def _write(whole: Any, part: Any) -> Any:
+    """The tensor with its first rows replaced; None (no gradient) leaves it as it is."""
+    if part is None or whole is None:
+        return whole
+    if len(part) == len(whole):
+        return part
+    whole[: len(part)] = part
+    return whole

@@ -1,0 +1,362 @@
+"""The loop: attempts, accepted or rejected per sample, until every sample has reached t1 or failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import Status
+from .backends import Backend
+from .record import Recorder, StepRecord
+from .step import Step, StepResult
+from .step_size import StepSizeRule, Tolerance, batch_rms, first_step
+from .system import RightHandSide, State, map_tensors, take_rows, tensors_of, where
+
+
+class LoopState(NamedTuple):
+    """The state of each sample in the loop: every tensor is (batch, ...)."""
+
+    t: Tensor
+    h: Tensor  # the step to try next, signed
+    z: State
+    slope: State | None  # at (t, z), where the method reuses it
+    previous: Tensor  # error ratios of the last two accepted steps
+    earlier: Tensor
+    alive: Tensor
+    status: Tensor
+    accepted: Tensor
+    rejected: Tensor
+
+    def select(self, rows: Tensor) -> LoopState:
+        """The state of some samples."""
+        return map_tensors(lambda leaf: take_rows(leaf, rows), self)
+
+    def write(self, rows: Tensor, part: LoopState) -> None:
+        """Write the state of some samples back, in place."""
+        for leaf, new in zip(tensors_of(self), tensors_of(part), strict=True):
+            leaf.index_copy_(0, rows, new)
+
+
+class AttemptInputs(NamedTuple):
+    """What an attempt is a function of."""
+
+    state: LoopState
+    t1: Tensor
+    theta: Sequence[Tensor]
+
+
+class AttemptResult(NamedTuple):
+    """What an attempt returns: the new state, and a record of the step."""
+
+    state: LoopState
+    t: Tensor
+    t_next: Tensor
+    h: Tensor  # the step taken; 0 for a sample that did not move
+    z: State  # before the step
+    number: Tensor  # steps taken before
+    dense: State | None
+    slopes: tuple[State, ...]
+    counts: Tensor | None  # see `Attempt.count`
+
+
+@dataclass(frozen=True, eq=False)
+class Attempt:
+    """One attempt of a batch, as a pure function of `AttemptInputs`.
+
+    A sample that is rejected, or no longer alive, takes h = 0 and stays where it is.
+    """
+
+    step: Step
+    rule: StepSizeRule
+    tolerance: Tolerance
+    fixed: bool
+    shared_step: bool  # one step size for the batch
+    counted: bool = False  # whether the result counts living samples
+    cache: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    carries: ClassVar[tuple[str, ...]] = ("state",)
+    recorded: ClassVar[bool] = True
+
+    @property
+    def system(self) -> RightHandSide:
+        return self.step.system
+
+    @property
+    def signature(self) -> Hashable:
+        step = self.step
+        options = self.rule, self.tolerance, self.fixed, self.shared_step, self.counted
+        return step.tableau, step.estimate, step.dense, step.slopes, options
+
+    def __call__(self, inputs: AttemptInputs) -> AttemptResult:
+        state, t1, theta = inputs
+        t, z, alive = state.t, state.z, state.alive
+        last = self._last(state, t1)
+        h = torch.where(alive, torch.where(last, t1 - t, state.h), 0.0)
+
+        stepped = self.step(t, h, z, theta, state.slope)
+        own = self._error_ratio(z, stepped)
+        ratio = batch_rms(own, alive) if self.shared_step else own
+        good = alive & (ratio <= 1.0)  # false for nan
+        rejected = alive & ~good
+
+        h_next = state.h if self.fixed else h * self._factor(ratio, state, good)
+        # With a shared step, a sample fails only for an error of its own.
+        stuck = rejected & ~(own <= 1.0)
+        if not self.fixed:
+            stuck = stuck & (h_next.abs() <= 10 * torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs()))
+        failure = torch.where(own.isfinite(), Status.STEP_TOO_SMALL, Status.NOT_FINITE)
+        done = good & last
+        taken = torch.where(good, h, 0.0)
+        slope = state.slope
+        if slope is not None and stepped.end is not None:
+            slope = where(good, stepped.end, slope)
+        history = self.rule.uses_history
+        after = LoopState(
+            t=torch.where(done, t1, t + taken),
+            h=h_next,
+            z=where(good, stepped.z, z),
+            slope=slope,
+            previous=torch.where(good, ratio, state.previous) if history else state.previous,
+            earlier=torch.where(good, state.previous, state.earlier) if history else state.earlier,
+            alive=alive & ~(done | stuck),
+            status=torch.where(stuck, failure, state.status).to(state.status.dtype),
+            accepted=state.accepted + good,
+            rejected=state.rejected + rejected,
+        )
+        counts = self.count(after, t1) if self.counted else None
+        record = t, after.t, taken, z, state.accepted
+        return AttemptResult(after, *record, stepped.dense, stepped.slopes, counts)
+
+    def count(self, state: LoopState, t1: Tensor) -> Tensor:
+        """(3,): samples alive, those of them that the next attempt cannot finish, and samples that failed."""
+        far = state.alive & ~self._last(state, t1)
+        return torch.stack([state.alive, far, state.status != Status.OK]).sum(1)
+
+    def _last(self, state: LoopState, t1: Tensor) -> Tensor:
+        """Which samples' next step reaches t1."""
+        t = state.t
+        reach = state.h.abs() * (1 + 1e-9 if self.fixed else self.rule.stretch)
+        if self.fixed:  # t is a sum of many steps, and carries the rounding of each
+            reach = reach + state.accepted * (torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs()))
+        return reach >= (t1 - t).abs()
+
+    def _error_ratio(self, z: State, stepped: StepResult) -> Tensor:
+        """Error over tolerance per sample; with fixed steps 0, or nan where the new state is not finite."""
+        if not self.fixed:
+            return self.tolerance.ratio(self.system, z, stepped.z, stepped.errors)
+        worst = sum((leaf * 0).abs().flatten(1).sum(1) if leaf.dim() > 1 else (leaf * 0).abs() for leaf in stepped.z)
+        return torch.as_tensor(worst)
+
+    def _factor(self, ratio: Tensor, state: LoopState, good: Tensor) -> Tensor:
+        order = self.step.tableau.error_order + 1
+        positive = ratio.clamp_min(1e-10)  # nan stays nan
+        factor = self.rule.factor(order, positive, state.previous, state.earlier)
+        factor = torch.where(good, factor, factor.clamp_max(self.rule.safety))
+        return torch.where(ratio.isfinite(), factor, self.rule.smallest).to(state.h.dtype)
+
+
+class StartInputs(NamedTuple):
+    """What the start of a loop is a function of; z and theta are empty with a fixed step size."""
+
+    t0: Tensor
+    t1: Tensor
+    slope: State
+    z: State
+    theta: Sequence[Tensor]
+
+
+class LoopStart(NamedTuple):
+    """The first state of a loop, the evaluations that it took, and its counts (see `Attempt.count`)."""
+
+    state: LoopState
+    nfe: Tensor
+    counts: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Start:
+    """The start of a loop, as a pure function of `StartInputs`: a first step to try, and which samples can start."""
+
+    attempt: Attempt
+    dt: float | None
+    cache: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    carries: ClassVar[tuple[str, ...]] = ()
+    recorded: ClassVar[bool] = (
+        False  # it runs once per solve: copying its inputs into a CUDA graph would cost more than its launches
+    )
+
+    @property
+    def system(self) -> RightHandSide | None:
+        return self.attempt.system if self.dt is None else None
+
+    @property
+    def signature(self) -> Hashable:
+        return self.dt, self.attempt.system.dtype, self.attempt.signature
+
+    def __call__(self, inputs: StartInputs) -> LoopStart:
+        t0, t1, slope, z, theta = inputs
+        attempt, away = self.attempt, t0 != t1
+        finite = torch.stack([_finite(leaf) for leaf in slope]).all(0)
+        alive = away & finite
+        if self.dt is None:
+            order, mask = attempt.step.tableau.error_order + 1, alive if attempt.shared_step else None
+            h = first_step(attempt.system, attempt.tolerance, order, t0, t1, z, theta, slope, mask)
+        else:
+            h = self.dt * torch.sign(t1 - t0)
+        status = torch.where(away & ~finite, Status.NOT_FINITE, Status.OK).to(torch.int32)
+        ones, zeros = torch.ones_like(t0, dtype=attempt.system.dtype), torch.zeros_like(status)
+        state = LoopState(
+            t=t0,
+            h=h,
+            z=z,
+            slope=slope if attempt.step.needs_end else None,
+            previous=ones,
+            earlier=ones,
+            alive=alive,
+            status=status,
+            accepted=zeros,
+            rejected=zeros,
+        )
+        # One evaluation for the slope at t0, and one to choose the first step.
+        nfe = away.int() * (2 if self.dt is None else 1)
+        return LoopStart(state, nfe, attempt.count(state, t1) if attempt.counted else None)
+
+
+def start_loop(
+    backend: Backend,
+    attempt: Attempt,
+    dt: float | None,
+    t0: Tensor,
+    t1: Tensor,
+    z: State,
+    theta: Sequence[Tensor],
+    slope: State,
+    captures: Sequence[Tensor] = (),
+) -> LoopStart:
+    """Every sample at its start, with a first step to try."""
+    if dt is None:
+        return backend.run(Start(attempt, dt), StartInputs(t0, t1, slope, z, tuple(theta)), captures)
+    # With a fixed step size the system is not evaluated here, so that one compiled start serves all systems.
+    found = backend.run(Start(attempt, dt), StartInputs(t0, t1, slope, (), ()), ())
+    return found._replace(state=found.state._replace(z=z))
+
+
+def _finite(leaf: Tensor) -> Tensor:
+    return leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else leaf.isfinite()
+
+
+class Counts(NamedTuple):
+    """What the loop knows of its samples."""
+
+    alive: int
+    far: int  # alive, and not finished by the next attempt
+    failed: int | None = None
+
+    @classmethod
+    def read(cls, numbers: int | list[int]) -> Counts:
+        """From the number of living samples, or from the numbers of `Attempt.count`."""
+        return cls(numbers, numbers) if isinstance(numbers, int) else cls(*numbers)
+
+
+class AliveCounter:
+    """Tells how many samples are alive without letting the GPU run idle.
+
+    On CPU the count is exact. On CUDA it is the one of the attempt before: the count travels to pinned memory while the
+    next attempt is already queued. Only where the attempt under way should be the last one does the loop wait for its
+    count, so that no further attempt is queued in vain.
+    """
+
+    def __init__(self, device: torch.device, batch: int):
+        self.asynchronous = device.type == "cuda"
+        self.pending: list[Callable[[], Counts]] = []
+        self.known = Counts(batch, batch)
+
+    def update(self, alive: Tensor, counts: Tensor | None = None) -> Counts:
+        """What is known after these counts were sent."""
+        if not self.asynchronous:
+            self.known = Counts.read(int(alive.sum()) if counts is None else counts.tolist())
+            return self.known
+        self.pending.append(self.send(alive.sum() if counts is None else counts))
+        while len(self.pending) > 1 or (self.pending and self.known.far == 0):
+            self.known = self.pending.pop(0)()
+        return self.known
+
+    def send(self, counts: Tensor) -> Callable[[], Counts]:
+        """Copy counts to the host; the returned function waits for them."""
+        pinned = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+        pinned.copy_(counts, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record()
+
+        def receive() -> Counts:
+            event.synchronize()
+            return Counts.read(pinned.tolist())
+
+        return receive
+
+
+class LoopResult(NamedTuple):
+    """The end of a loop."""
+
+    state: LoopState
+    failed: int | None  # number of failed samples, or None if unknown
+
+
+def integrate(
+    backend: Backend,
+    attempt: Attempt,
+    start: LoopStart,
+    t1: Tensor,
+    theta: Sequence[Tensor],
+    captures: Sequence[Tensor] = (),
+    recorders: Sequence[Recorder] = (),
+    *,
+    max_steps: int,
+    steps: int | None = None,
+    compact: bool = True,
+) -> LoopResult:
+    """Attempt until no sample is alive or max_steps are taken, passing each attempt to the recorders.
+
+    `steps`: the number of attempts where it is known in advance, which saves counting. `compact`: once at most three
+    quarters of the samples are alive, the others are set aside; in total this copies a control at most three times.
+    """
+    state, _, counts = start
+    counter = AliveCounter(state.t.device, len(state.t))
+    whole, rows, count, alive, failed = state, None, 0, len(state.t), None
+    while count < max_steps:  # a living sample has taken part in every attempt
+        known = counter.update(state.alive, counts) if steps is None else Counts(len(state.t) * (steps > count), 0)
+        alive = known.alive
+        if alive == 0:
+            failed = known.failed if rows is None else None  # nothing is known of those set aside
+            break
+        size = len(state.t)
+        enough = backend.bucket_size(size, alive)
+        if compact and steps is None and 4 * enough <= 3 * size:
+            if rows is None:
+                whole = map_tensors(torch.clone, state)  # from here on it is written to
+            else:
+                whole.write(rows, state)
+            # A stable sort finds the living samples without synchronising.
+            living = torch.argsort(state.alive, descending=True, stable=True)[:enough].sort().values
+            rows = living if rows is None else rows[living]
+            state, t1, theta = state.select(living), t1[living], tuple(take_rows(leaf, living) for leaf in theta)
+        result = backend.run(attempt, AttemptInputs(state, t1, theta), captures)
+        state, counts = result.state, result.counts
+        for recorder in recorders:
+            recorder.add(
+                StepRecord(
+                    rows, result.t, result.t_next, result.h, result.z, theta, result.dense, result.slopes, result.number
+                )
+            )
+        count += 1
+    if steps is not None or alive > 0:
+        state = state._replace(status=torch.where(state.alive, Status.MAX_STEPS, state.status).to(state.status.dtype))
+    if rows is None:
+        return LoopResult(state, failed)
+    whole.write(rows, state)
+    return LoopResult(whole, failed)
