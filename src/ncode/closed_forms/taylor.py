@@ -172,12 +172,12 @@ class _ActionPart(torch.autograd.Function):
 
 
 def _action_backward(
-    u: Tensor, saved: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor], degree: int, wanted: Sequence[bool]
+    u: Tensor, saved: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor], degree: int, needs_grad: Sequence[bool]
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The gradients of x, rows and rho, from that of y_0."""
     x, rows, rho, columns, y0 = saved
     ys = list(_horner(x, rows, rho, columns, degree))
-    rows_grad = torch.zeros_like(rows).repeat(1, 1, x.shape[1], 1) if wanted[1] else None
+    rows_grad = torch.zeros_like(rows).repeat(1, 1, x.shape[1], 1) if needs_grad[1] else None
     x_grad, g = u.clone(), u
     for k in range(1, degree + 1):
         z = g / k if rho is None else g * (rho / k)
@@ -185,7 +185,7 @@ def _action_backward(
             rows_grad.addcmul_(z, _picked(ys[degree - k], columns, len(rows)))
         g = torch.zeros_like(g).index_add_(0, columns, (rows * z).flatten(0, 1))
         x_grad += g
-    rho_grad = (u * _multiply(rows, columns, y0)).sum(0) if wanted[2] else None
+    rho_grad = (u * _multiply(rows, columns, y0)).sum(0) if needs_grad[2] else None
     return x_grad, None if rows_grad is None else rows_grad.sum(2, keepdim=True), rho_grad
 
 
