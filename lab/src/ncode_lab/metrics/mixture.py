@@ -40,8 +40,8 @@ class GaussianMixture:
     Without e, no iteration lowers the likelihood. With e, the covariance of component k becomes C_k = S_k + e I, which
     maximises the expected log-likelihood minus (e / 2) n_k tr(C_k^-1), with n_k the codes of the component. So an
     iteration from C_k to C'_k raises the mean log-likelihood by at least (e / 2) sum_k w'_k (tr(C'_k^-1) - tr(C_k^-1)),
-    with w' the new weights; this bound may be negative. Rounding adds a relative error of the order of the float64
-    resolution times the condition number of C_k, which is about (largest variance) / e for a collapsed component.
+    with w' the new weights; this bound may be negative. Rounding adds an error of up to the float64 resolution times
+    (largest squared code) / (smallest variance), which is large for a component that collapsed to a variance of e.
 
     Everything is in float64. With `dtype=torch.float32` the products over all codes and components are not, which is
     faster where float64 is slow; keep TF32 off then. Parameters stay in float64, so that small components do not
