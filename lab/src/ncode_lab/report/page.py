@@ -16,7 +16,7 @@ from ncode import InputError
 from ..training import Result
 from .html import Markup, as_html, join, tag
 from .pictures import embed
-from .runs import Drawing, Run, gather
+from .runs import OLD_TITLES, Drawing, Run, gather
 from .tables import NONE, format_number, format_seconds, make_table
 
 # A second defence after escaping: the browser loads nothing and runs nothing.
@@ -213,7 +213,7 @@ def _folded(run: Run) -> Markup:
 
 def _trials(run: Run) -> Markup:
     metrics = list(dict.fromkeys(name for result in run.results for name in result.metrics))
-    heads = ["model", "dataset", "seed", *metrics, "time"]
+    heads = ["model", "dataset", "seed", *(OLD_TITLES.get(name, name) for name in metrics), "time"]
     head = tag("tr", *(tag("th", text, scope="col", class_=_kind(i)) for i, text in enumerate(heads)))
     body = (_trial(result, metrics) for result in run.results)
     table = tag(

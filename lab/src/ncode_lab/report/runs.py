@@ -14,7 +14,7 @@ from ncode import InputError
 from ..training import Column, Reported, Result
 
 RECORD = "run.json"
-# Titles in run folders of earlier versions.
+# Titles in run folders of earlier versions, and names of metrics.
 OLD_TITLES = {
     "evaluations a solve": "evaluations per solve",
     "evaluations an episode": "evaluations per episode",

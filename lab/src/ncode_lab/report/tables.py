@@ -13,8 +13,6 @@ NONE = "–"
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 # From here on, a power of ten is easier to read than digits.
 LARGE = 1e6
-# Metrics that earlier versions stored under another name.
-OLD_METRICS = {"seconds per epoch": "seconds an epoch"}
 
 
 class Cell(NamedTuple):
@@ -121,13 +119,8 @@ def _row(
 
 
 def _our_cell(group: list[Result], column: Column) -> str:
-    found = (result.metrics.get(column.metric, _old_metric(result, column)) for result in group)
-    values = [value for value in found if value is not None]
+    values = [result.metrics[column.metric] for result in group if column.metric in result.metrics]
     return format_mean(values, column, len(group)) if values else ""
-
-
-def _old_metric(result: Result, column: Column) -> float | None:
-    return result.metrics.get(OLD_METRICS.get(column.metric, ""))
 
 
 def _paper_cell(reported: list[Reported], column: Column, notes: list[str]) -> str:
