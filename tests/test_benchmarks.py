@@ -208,29 +208,3 @@ def test_the_readme_says_what_the_results_say():
         [sys.executable, "-m", "benchmarks.summary", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-def test_fits_of_mixtures_are_timed_until_they_converge_and_at_their_longest(tmp_path):
-    path = tmp_path / "mixture.json"
-    words = ["--codes", "200", "--dimensions", "4", "--components", "3", "--device", "cpu", "--json", str(path)]
-    subprocess.run([sys.executable, "-m", "benchmarks.mixture", *words], cwd=ROOT, check=True, capture_output=True)
-    record = json.loads(path.read_text())
-    short, longest = record["fits"]
-    assert (short["components"], longest["iterations"], record["codes"]) == (3, 100, [200, 4])
-    assert short["iterations"] < 100
-    assert record["command"].startswith("python -m benchmarks.mixture --codes 200")
-    assert record["command"].endswith("--json mixture.json")
-    assert record["environment"]["versions"]["torch"]
-
-
-def test_a_step_of_an_autoencoder_is_timed_with_its_flow_and_without_data(tmp_path):
-    path = tmp_path / "autoencoder.json"
-    words = ["--device", "cpu", "--models", "auton-code", "ae", "--width", "0.05", "--batch", "4", "--steps", "2"]
-    command = [sys.executable, "-m", "benchmarks.autoencoder", *words, "--json", str(path)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    record = json.loads(path.read_text())
-    flowing, plain = record["models"]
-    assert [row["model"] for row in record["models"]] == ["auton-code", "ae"]
-    assert flowing["ms of the flow"] > 0
-    assert "ms of the flow" not in plain
-    assert record["command"].startswith("python -m benchmarks.autoencoder --device cpu")

@@ -1,1 +1,1 @@
-"""Benchmarks of what only ncode_lab has."""
+"""Benchmarks of the lab: run as `python -m benchmarks.lab.NAME`."""

@@ -1,10 +1,10 @@
-"""The time that a training step of the CIFAR-10 autoencoders takes, and the part of it that is the latent flow.
+"""The time of a training step of the CIFAR-10 autoencoders, and the share of the latent flow in it.
 
-    python -m benchmarks.autoencoder [--device cuda] [--json results/autoencoder-cuda.json]
+    python -m benchmarks.lab.autoencoder [--device cuda] [--json lab/results/autoencoder-cuda.json]
 
 The aims are 50 epochs within five minutes on one H200, and a flow that takes less than a tenth of a step. A step is
 that of `ncode run autoencode --full --dataset cifar10 --precision bf16 --graph`, with its augmentation and Adam, on
-drawn images: what they show does not matter here. The flow, from the control to the code, is timed by itself, forward
+drawn images: their content does not matter here. The flow, from the control to the code, is also timed alone, forward
 and backward.
 """
 
@@ -26,30 +26,29 @@ from torch import Tensor
 
 from ncode.models import AutoNCODE
 
-from .record import keep
-from .stopwatch import Stopwatch
+from .record import Stopwatch, write_record
 
-IMAGES = 48_000  # an epoch: CIFAR-10's training images without those that are held out
+IMAGES = 48_000  # per epoch: the training images of CIFAR-10 without the held-out ones
 EPOCHS = 50
 
 
 def main() -> None:
-    """Measure, print, and write JSON where asked to."""
+    """Measure, print, and write JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--models", nargs="+", default=["auton-code", "ae", "ae-wide", "vae"])
     parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--width", type=float, default=1.0, help="factor of the coders' widths, for a try on a CPU")
+    parser.add_argument("--width", type=float, default=1.0, help="factor of the coders' widths, for trials on a CPU")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
     rows = [measure(kind, given) for kind in given.models]
     found = {"seed": 0, "batch": given.batch, "width": given.width, "models": rows}
-    keep("autoencoder", found, given.device, given.json)
+    write_record("autoencoder", found, given.device, given.json)
 
 
 def measure(kind: str, given: argparse.Namespace) -> dict[str, str | float]:
-    """One model: its step, and its flow where it has one."""
+    """Time the step of one model, and its flow if it has one."""
     cuda = torch.device(given.device).type == "cuda"
     torch.backends.cudnn.benchmark = cuda
     own = {"dataset": "cifar10", "models": (kind,), "batch": given.batch, "width": given.width}
@@ -67,20 +66,20 @@ def measure(kind: str, given: argparse.Namespace) -> dict[str, str | float]:
     epoch = found * IMAGES / given.batch / 1000
     row: dict[str, str | float] = {
         "model": kind,
-        "ms a step": found,
-        "s an epoch": epoch,
+        "ms per step": found,
+        "s per epoch": epoch,
         f"min, {EPOCHS} epochs": EPOCHS * epoch / 60,
     }
     if isinstance(task.model, AutoNCODE):
-        flow = milliseconds(flowing(task.model, given.batch, cuda), given)
+        flow = milliseconds(flow_call(task.model, given.batch, cuda), given)
         row |= {"ms of the flow": flow, "part of the step": flow / found}
     row = {name: each if isinstance(each, str) else round(each, 3) for name, each in row.items()}
     print(row, flush=True)
     return row
 
 
-def flowing(model: AutoNCODE, batch: int, cuda: bool) -> Callable[[int], object]:
-    """The flow of a batch, forward and backward; on CUDA recorded as a graph, as it is within a step."""
+def flow_call(model: AutoNCODE, batch: int, cuda: bool) -> Callable[[int], object]:
+    """Return the flow of a batch, forward and backward; on CUDA as a recorded graph, as within a step."""
     place = next(model.parameters())
     control = model.norm(torch.randn(batch, model.latent, model.nonzeros, device=place.device)).detach()
     control.requires_grad_()
@@ -102,7 +101,7 @@ def flowing(model: AutoNCODE, batch: int, cuda: bool) -> Callable[[int], object]
 
 
 def milliseconds(run: Callable[[int], object], given: argparse.Namespace) -> float:
-    """Of one call, once everything has been set up."""
+    """Time one call, after warming up."""
     warm = max(2, given.steps // 10)
     for number in range(warm):
         run(number)

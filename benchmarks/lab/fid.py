@@ -1,9 +1,9 @@
-"""FID and KID of CIFAR-10's training images to its test images, with the time each part takes.
+"""FID and KID of CIFAR-10's training images to its test images, with the time of each part.
 
-    python -m benchmarks.fid [--data-dir DIR] [--device cuda] [--precision tf32] [--json results/fid-cifar10.json]
+    python -m benchmarks.lab.fid [--data-dir DIR] [--device cuda] [--precision tf32] [--json FILE]
 
-The published value is 3.15: what comes out here says whether the network, its weights, the resizing and the distance
-are those that everybody means by FID.
+The published value is 3.15: agreement shows that the network, its weights, the resizing and the distance are those of
+the published FID.
 """
 
 from __future__ import annotations
@@ -15,23 +15,22 @@ import torch
 from ncode_lab.data import find, load
 from ncode_lab.metrics import FrechetDistance, extract, kernel_distance, load_inception
 
-from .record import keep
-from .stopwatch import Stopwatch
+from .record import Stopwatch, write_record
 
 
 def main() -> None:
-    """Measure, print, and write JSON where asked to."""
+    """Measure, print, and write JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default=None, help="of CIFAR-10 and of the network's weights; else NCODE_DATA")
+    parser.add_argument("--data-dir", default=None, help="of CIFAR-10 and the network's weights; default: NCODE_DATA")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="ieee", help="of convolutions: ieee or tf32")
-    parser.add_argument("--images", type=int, default=None, help="of each set, for a try on a CPU")
+    parser.add_argument("--images", type=int, default=None, help="images per set, for a trial run on a CPU")
     parser.add_argument("--json", type=Path, default=None)
     given = parser.parse_args()
     network = load_inception(find("inception", given.data_dir)[0], precision=given.precision).to(given.device)
     sets = load("cifar10", given.data_dir)
     clock = Stopwatch(given.device)
-    train, test = (extract(network, part.images[: given.images]) for part in (sets.train, sets.test))
+    train, test = (extract(network, part.images[: given.images]) for part in sets)
     seconds = {"features": clock.lap()}
     score = FrechetDistance(network)
     score.update_features(train, real=True)
@@ -44,7 +43,7 @@ def main() -> None:
     seconds = {part: round(each, 2) for part, each in seconds.items()}
     found |= {"images": [len(train), len(test)], "precision": given.precision, "seconds": seconds}
     print(found)
-    keep("fid", found, given.device, given.json)
+    write_record("fid", found, given.device, given.json)
 
 
 if __name__ == "__main__":
