@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from ncode_lab.experiments.classification import Design, Solver, build_classifier
+from ncode_lab.experiments.classification import ClassifierSettings, build_classifier
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -70,10 +70,10 @@ class Problem:
 
     def classifier(self, **solver: Any) -> Classifier:
         """The model with the weights that all rows start from."""
-        design = Design(filters=self.filters, solver=Solver(**{"tolerance": TOLERANCE, **solver}))
+        settings = ClassifierSettings(filters=self.filters)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            found = build_classifier("ncode", (3, self.side, self.side), design=design)
+            found = build_classifier("ncode", (3, self.side, self.side), settings=settings, **solver)
         assert isinstance(found, Classifier)
         # Uniform noise has mean 1/2 and variance 1/12.
         return found.set_normalisation(torch.full((3,), 0.5), torch.full((3,), 12**-0.5)).to(self.device)
@@ -110,7 +110,7 @@ def draw(settings: Settings) -> Problem:
 
 def reference(problem: Problem) -> Outcome:
     """A tight solve in float64; tighter would only be slower, since relu has kinks."""
-    model = problem.classifier(tolerance=1e-6).double()
+    model = problem.classifier(rtol=1e-6, atol=1e-6).double()
     logits = model(problem.images[: problem.batch])
     loss = F.cross_entropy(logits, problem.labels[: problem.batch])
     loss.backward()

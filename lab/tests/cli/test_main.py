@@ -58,9 +58,9 @@ def test_a_missing_package_is_named_with_what_to_install(monkeypatch, capsys):
 
 
 def test_a_missing_extra_is_named_with_what_to_install(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    assert main(["sweep", "reflection", "--grid", "hidden=4", "--out", str(tmp_path)]) == 2
-    assert "`ncode sweep` needs the package optuna: pip install 'ncode-lab[sweep]'\n" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    assert main(["sweep", "reflection", "--grid", "hidden=4", "--cluster", "local", "--out", str(tmp_path)]) == 2
+    assert "`ncode sweep` needs the package submitit: pip install 'ncode-lab[sweep]'\n" in capsys.readouterr().err
 
 
 def test_the_command_line_starts_the_same_program():

@@ -37,7 +37,7 @@ COMMANDS = {
     "completion": Command("print a shell completion script: ncode completion bash", "completion", "completion"),
 }
 # The extra of ncode-lab that installs a package; the others come with ncode-lab itself.
-EXTRAS = {"optuna": "sweep", "submitit": "sweep", "tensorboard": "tensorboard"}
+EXTRAS = {"submitit": "sweep", "tensorboard": "tensorboard"}
 EXTRAS |= dict.fromkeys(("PIL", "numpy", "scipy", "sklearn", "openTSNE"), "images")
 
 

@@ -1,8 +1,7 @@
-"""Run an experiment: a folder, its trials one by one, its figures, its summary."""
+"""Run an experiment: its trials one by one, then its figures and its summary."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,18 +18,16 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     """Run every trial that has no result yet, then draw.
 
     Args:
-        experiment: What to run, with its settings.
-        preset: The name of the preset that the settings began from.
+        experiment: The experiment with its settings.
+        preset: The name of the preset that the settings started from.
         options: How to run it.
-        folder: A run to go on with. A new one, unless told.
+        folder: The folder of a run to resume. Default: a new one.
 
     Returns:
         The run's folder.
 
     >>> import tempfile
-    >>> from pathlib import Path
     >>> from ncode_lab.experiments import find, run
-    >>> from ncode_lab.training import RunOptions
     >>> with tempfile.TemporaryDirectory() as out:
     ...     options = RunOptions(out=Path(out), quiet=True, device="cpu")
     ...     path = run(find("reflection")(models=("node",), steps=2), "smoke", options)
@@ -38,22 +35,38 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     ['figures', 'run.json', 'summary.md', 'trials']
     """
     fabric = start_fabric(options)
-    about = _about(experiment, preset, options, fabric.device)
+    record = {
+        **experiment.about(),
+        # Columns may depend on settings.
+        "columns": [column._asdict() for column in experiment.columns],
+        "preset": preset,
+        "settings": asdict(experiment),
+        "options": asdict(options) | {"out": options.out.name},
+        "command": command_line(),
+        **describe_environment(fabric.device),
+    }
     trials = experiment.trials(options.all_seeds)
     if folder is None:
-        place = RunFolder.create(options.out, experiment.name, about, fabric)
+        place = RunFolder.create(options.out, experiment.name, record, fabric)
         place.update(trials=[trial.name for trial in trials])
     else:
         place = RunFolder.open(folder, fabric)
     progress = Progress(quiet=options.quiet, prints=fabric.is_global_zero)
     progress.info(f"{experiment.name} --{preset}, {len(trials)} trial{'s' if len(trials) != 1 else ''} in {place.path}")
+    finished = []
     for trial in trials:
-        if place.result(trial.name) is None:
+        result = place.result(trial.name)
+        if result is None:
             context = TrialContext(fabric, place.trial(trial.name), trial, options, progress)
-            place.write_result(trial.name, _try(experiment, trial, context, about))
-    finished = [_finished(trial, place) for trial in trials]
+            place.write_result(trial.name, _run_trial(experiment, trial, context, record))
+            result = place.result(trial.name)
+        assert result is not None
+        finished.append(Finished(trial, result, place.trial(trial.name)))
     if fabric.is_global_zero:
-        draw(experiment, finished, place)
+        pictures = experiment.figures(finished)
+        for picture in pictures:
+            picture.save(place.figures)
+        place.update(figures=[{"name": picture.name, "caption": picture.caption} for picture in pictures])
         summary = summary_markdown({**place.record, "finished": True}, [done.result for done in finished])
         write_file(place.path / "summary.md", summary.encode())
     fabric.barrier()
@@ -61,21 +74,7 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     return place.path
 
 
-def draw(experiment: Experiment, finished: Sequence[Finished], place: RunFolder) -> None:
-    """Draw the figures of what is done."""
-    pictures = experiment.figures(finished)
-    for picture in pictures:
-        picture.save(place.figures)
-    place.update(figures=[{"name": picture.name, "caption": picture.caption} for picture in pictures])
-
-
-def _finished(trial: Trial, place: RunFolder) -> Finished:
-    result = place.result(trial.name)
-    assert result is not None
-    return Finished(trial, result, place.trial(trial.name))
-
-
-def _try(experiment: Experiment, trial: Trial, context: TrialContext, about: dict[str, Any]) -> Result:
+def _run_trial(experiment: Experiment, trial: Trial, context: TrialContext, record: dict[str, Any]) -> Result:
     metrics = experiment.run(trial, context)
     return Result(
         experiment=experiment.name,
@@ -87,20 +86,6 @@ def _try(experiment: Experiment, trial: Trial, context: TrialContext, about: dic
         seconds=round(context.seconds, 3),
         about=dict(trial.about),
         curves=context.curves(),
-        settings=without_machine_paths(about["settings"]),
-        **{name: about[name] for name in ("preset", "device", "versions", "commit", "command")},
+        settings=without_machine_paths(record["settings"]),
+        **{name: record[name] for name in ("preset", "device", "versions", "commit", "command")},
     )
-
-
-def _about(experiment: Experiment, preset: str, options: RunOptions, device: Any) -> dict[str, Any]:
-    """What run.json says of the run when it begins."""
-    return {
-        **experiment.about(),
-        # An experiment may have other columns for other settings.
-        "columns": [column._asdict() for column in experiment.columns],
-        "preset": preset,
-        "settings": asdict(experiment),
-        "options": asdict(options) | {"out": options.out.name},
-        "command": command_line(),
-        **describe_environment(device),
-    }

@@ -151,7 +151,7 @@ def fingerprint(drawn: ImageSets, model: str, batch, **changes) -> tuple[tuple[i
     task = task_for(drawn, model, **settings)
     task.loss(task.model, batch).value.backward()
     slopes = [float(p.grad.double().abs().sum()) for p in task.model.parameters()]
-    return (len(slopes), slopes), task.settings.planned_decay
+    return (len(slopes), slopes), task.recipe.weight_decay
 
 
 def test_the_paper_s_numbers_stand_beside_trials_of_the_same_name():
@@ -195,10 +195,10 @@ def test_an_epoch_shows_each_image_once(drawn):
 
 def test_regimes_are_those_of_the_brief(drawn):
     paper, modern = Classification(), Classification(regime="modern")
-    assert (paper.planned_epochs, paper.planned_lr, paper.planned_batch, paper.planned_decay) == (50, 1e-3, 256, 0)
-    assert replace(paper, dataset="mnist").planned_epochs == 20
-    assert (modern.planned_epochs, modern.planned_batch, modern.planned_decay) == (30, 128, 0.01)
-    assert Classification(regime="modern", epochs=3, lr=0.5, weight_decay=0.0).planned_decay == 0
+    assert (paper.recipe.epochs, paper.recipe.lr, paper.recipe.batch, paper.recipe.weight_decay) == (50, 1e-3, 256, 0)
+    assert replace(paper, dataset="mnist").recipe.epochs == 20
+    assert (modern.recipe.epochs, modern.recipe.batch, modern.recipe.weight_decay) == (30, 128, 0.01)
+    assert Classification(regime="modern", epochs=3, lr=0.5, weight_decay=0.0).recipe.weight_decay == 0
     task = task_for(drawn, regime="modern")
     optimiser = task.optimiser(task.model.parameters())
     schedule = task.schedule(optimiser)

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 import torch
-from ncode_lab.experiments.classification.models import MODELS, Design, Solver, build_classifier, count_parameters
+from ncode_lab.experiments.classification.models import MODELS, ClassifierSettings, build_classifier, count_parameters
 from ncode_lab.experiments.classification.training import cross_entropy, evaluations, is_correct, measure
 from torch.nn import functional as F
 
@@ -11,11 +11,11 @@ from ncode.dynamics._convolution import sample_conv2d
 from ncode.models import GAMMAS, Classifier, ClassifierNet, ImageClassifier, WeighedConv, gamma
 
 SHAPE = (3, 8, 8)
-SMALL = {"filters": 6, "zeros": 2, "widths": (4, 8, 8)}
+SMALL = {"filters": 6, "zeros": 2}
 
 
 def small(name: str, **changes) -> ImageClassifier:
-    return build_classifier(name, SHAPE, 10, Design(**{**SMALL, **changes}))
+    return build_classifier(name, SHAPE, 10, ClassifierSettings(**{**SMALL, **changes}))
 
 
 def pictures(count: int) -> torch.Tensor:
@@ -31,7 +31,7 @@ def test_anode_has_the_parameters_of_its_paper(shape, number):
 @pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32)])
 def test_the_wide_anode_has_the_parameters_of_ncode(shape, kind):
     wide, ours = (
-        count_parameters(lambda name=name: build_classifier(name, shape, 10, Design(gamma=kind)))
+        count_parameters(lambda name=name: build_classifier(name, shape, 10, ClassifierSettings(gamma=kind)))
         for name in ("anode-wide", "ncode")
     )
     assert 0.99 * ours < wide < 1.09 * ours
@@ -46,7 +46,7 @@ def test_the_network_of_blocks_is_small_and_the_wide_static_one_as_large():
 @pytest.mark.parametrize("solver", ["dopri5", "rk4"])
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_reach_every_parameter(name, solver):
-    model = small(name, solver=Solver(solver))
+    model = small(name, solver=solver)
     answer = model.classify(pictures(4))
     answer.logits.square().sum().backward()
     assert answer.logits.shape == (4, 10)
@@ -168,7 +168,7 @@ def test_a_measure_does_not_depend_on_chunks(chunk):
 
 def test_counting_evaluations_in_backward_leaves_gradients_alone():
     images, labels = pictures(3), torch.arange(3)
-    adaptive, fixed = small("ncode"), small("ncode", solver=Solver("rk4"))
+    adaptive, fixed = small("ncode"), small("ncode", solver="rk4")
     with torch.no_grad():
         assert evaluations(adaptive, images, labels)["nfe backward"] >= 6
         assert evaluations(fixed, images, labels)["nfe backward"] == 0
@@ -186,7 +186,7 @@ def test_running_costs_are_charged():
 @pytest.mark.parametrize("name", ["anode", "ncode", "ncode-closed", "ncode-net"])
 def test_under_autocast_the_state_keeps_its_precision(name):
     # Not smaller: torch's own bfloat16 convolutions on the CPU give wrong gradients for images of one pixel.
-    model = build_classifier(name, (3, 16, 16), 10, Design(**SMALL, solver=Solver("rk4")))
+    model = build_classifier(name, (3, 16, 16), 10, ClassifierSettings(**SMALL, solver="rk4"))
     images = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
     exact = model(images)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -242,7 +242,7 @@ def test_the_static_network_is_the_adaptive_one_without_its_trunks():
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "ncode-closed"])
 def test_a_step_with_fixed_steps_can_be_recorded_for_it_looks_at_no_value(name, monkeypatch):
     # Tensors without values stand for a GPU that records: whoever asks for one fails.
-    model, images = small(name, solver=Solver("rk4"), dropout=0.5).to("meta"), pictures(4).to("meta")
+    model, images = small(name, solver="rk4", dropout=0.5).to("meta"), pictures(4).to("meta")
     for module in [each for name, each in sys.modules.items() if name.startswith("ncode.")]:
         monkeypatch.setattr(module, "is_symbolic", lambda: True, raising=False)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": False)
@@ -254,20 +254,20 @@ def test_a_step_with_fixed_steps_can_be_recorded_for_it_looks_at_no_value(name, 
 
 
 def test_blocks_are_solved_as_told():
-    settings = small("ncode", solver=Solver("rk4", steps=4, compile=True)).block.settings.options
+    settings = small("ncode", solver="rk4", steps=4, compile=True).block.settings.options
     assert (settings.method, settings.dt, settings.gradient, settings.compile) == ("rk4", 0.25, "discrete", True)
-    settings = small("ncode", solver=Solver(tolerance=1e-2, step="batch")).block.settings.options
-    assert (settings.method, settings.rtol, settings.atol, settings.step) == ("dopri5", 1e-2, 1e-2, "batch")
+    settings = build_classifier("ncode", SHAPE, rtol=1e-2, step="batch").block.settings.options
+    assert (settings.method, settings.rtol, settings.atol, settings.step) == ("dopri5", 1e-2, 1e-3, "batch")
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
         (lambda: build_classifier("ncod", SHAPE), "ncode"),
-        (lambda: Design(gamma="convolution"), "conv"),
-        (lambda: Solver("dopri"), "dopri5"),
-        (lambda: Solver(tolerance=0.0), "tolerance"),
-        (lambda: gamma("conv", SHAPE, dropout=1.0), "dropout must be below 1"),
+        (lambda: ClassifierSettings(gamma="convolution"), "conv"),
+        (lambda: ClassifierSettings(solver="dopri"), "dopri5"),
+        (lambda: build_classifier("ncode", SHAPE, rtol=-1.0), "rtol"),
+        (lambda: gamma("conv", SHAPE, dropout=1.0), "dropout must be at least 0 and below 1"),
         (lambda: small("ncode", shrink=4), "cannot be shrunk by 4"),
         (lambda: small("ncode")(torch.zeros(2, 1, 8, 8)), r"takes images \(batch, 3, 8, 8\); given \(2, 1, 8, 8\)"),
         (lambda: Classifier(ncode.NCODE(ncode.dynamics.MLP(2)), SHAPE), "state must be"),

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from ncode.checks import check_choice, check_fraction
 from ncode.costs import ControlNorm, KineticEnergy, Regulariser
-from ncode.models import GAMMAS, Gamma, ImageClassifier
+from ncode.models import ImageClassifier
 
 from ...data import ImageSets, MissingData, find, load
 from ...precision import tf32
 from ...training import Column, Reported, Result, Trial, TrialContext
 from ..base import Experiment, Finished, Picture
 from ..common import Curves, check_choices, check_not_negative, check_positive, file_name
-from .models import CONTROLLED, MODELS, TOLERANCE, WIDTHS, Design, Model, Solver
-from .training import DATASETS, REGIMES, Classify, Dataset, Regime, RegimeName, measure
+from .models import CONTROLLED, MODELS, TOLERANCE, WIDTHS, ClassifierSettings, Model
+from .training import DATASETS, REGIMES, Classify, Dataset, Recipe, RegimeName, measure
 
 CAPTION = (
     "Accuracy and loss on held-out training images against training steps, the loss on training images as dashed lines,"
@@ -41,7 +41,7 @@ def _reported() -> tuple[Reported, ...]:
 
 
 @dataclass(frozen=True)
-class Classification(Experiment):
+class Classification(ClassifierSettings, Experiment):
     """Classify images by a flow: the image is x(0), and a linear map of x(1) gives the classes.
 
     All models see the same images in the same order, with the same budget. 5,000 training images are held out for
@@ -117,14 +117,6 @@ class Classification(Experiment):
     """Training recipe. paper: Adam at 1e-3, no augmentation, 20 epochs (CIFAR-10: 50), the epoch with the best held-out
     accuracy. modern: random crops and flips, AdamW, clipped gradients, one-cycle learning rate, 24 epochs (CIFAR-10:
     30), the last epoch."""
-    gamma: Gamma = "conv-pool"
-    """Trunk that sets the control. linear and perceptron: two readings of the paper; the convolutions are ours."""
-    hidden: int = 10
-    """Number of features of gamma."""
-    dropout: float = 0.0
-    """Dropout before gamma's last layer."""
-    scale: float = 0.1
-    """Initial size of the data-dependent part of the control, relative to a static weight."""
     control_cost: float = 0.0
     """Weight of the running cost |theta|^2, a sum over all values."""
     kinetic_cost: float = 0.0
@@ -133,19 +125,6 @@ class Classification(Experiment):
     """Weight decay. Below 0: that of the regime, 0 or 0.01."""
     label_smoothing: float = 0.0
     """Probability that is spread over all classes."""
-    filters: int = 0
-    """Filters of the block. 0: 50 for N-CODE, 64 for ANODE and data control, 92 or 125 for NODE."""
-    zeros: int = 0
-    """Channels that start at 0. 0: 5 for grey images and 10 for colour; below 0: none."""
-    shrink: int = 1
-    """Reduce images by this factor first, by averaging, for quick runs."""
-    solver: Literal["dopri5", "rk4"] = "dopri5"
-    """dopri5 with adaptive steps at a tolerance of 1e-3, or rk4 with fixed steps. Networks of blocks take two midpoint
-    steps per block."""
-    steps: int = 2
-    """Steps of rk4."""
-    compile: bool = False
-    """Compile the solver's step and its backward."""
     augment: Literal["auto", "yes", "no"] = "auto"
     """Shift training images at random, and mirror those that are not digits. auto: in the modern regime."""
     batch: int = 0
@@ -169,22 +148,20 @@ class Classification(Experiment):
     """If the data are not found, generate a small set of the same shape."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_choice("dataset", self.dataset, DATASETS)
         check_choices("model", self.models, MODELS)
         check_choice("regime", self.regime, tuple(REGIMES))
-        check_choice("gamma", self.gamma, GAMMAS)
         check_choice("augment", self.augment, ("auto", "yes", "no"))
-        check_positive(self, "held_out", "shrink", "scale")
-        for name in ("dropout", "label_smoothing"):
-            check_fraction(name, getattr(self, name))
-        check_not_negative(self, "control_cost", "kinetic_cost", "filters", "epochs", "batch", "lr")
-        check_not_negative(self, "images", "test_images")
-        self.design()
+        check_positive(self, "held_out")
+        check_fraction("label_smoothing", self.label_smoothing)
+        check_not_negative(self, "control_cost", "kinetic_cost", "epochs", "batch", "lr", "images", "test_images")
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         ending = " (generated)" if self._is_generated() else ""
-        about = {"epochs": self.planned_epochs, "batch": self.planned_batch, "lr": self.planned_lr}
-        about |= {"weight decay": self.planned_decay, "clip": self.planned_clip}
+        recipe = self.recipe
+        about = {"epochs": recipe.epochs, "batch": recipe.batch, "lr": recipe.lr}
+        about |= {"weight decay": recipe.weight_decay, "clip": recipe.clip}
         labels = {model: label_of(self, model) + ending for model in self.models}
         return [Trial(model, label, seed, about) for model, label in labels.items() for seed in seeds]
 
@@ -199,10 +176,10 @@ class Classification(Experiment):
             if context.options.save and context.fabric.is_global_zero:
                 model.save_pretrained(context.folder / "pretrained")
             test = sets.test.take(slice(0, self.test_images or None)).to(context.device)
-            found = measure(model, test.images, test.labels, self.planned_batch)
+            found = measure(model, test.images, test.labels, self.recipe.batch)
             if has_flow(trial.model) and not is_network(trial.model):
                 changes = self.adaptive(trial.model)
-                again = measure(model, test.images, test.labels, self.planned_batch, **changes) if changes else found
+                again = measure(model, test.images, test.labels, self.recipe.batch, **changes) if changes else found
                 found |= {f"{name} by dopri5": again[name] for name in ("accuracy", "nfe", "failed")}
         seconds = {} if task.clock.mean is None else {"seconds an epoch": task.clock.mean * task.per_epoch}
         return {**context.final, **found, **seconds, "held-out accuracy": context.final["accuracy"]}
@@ -227,45 +204,23 @@ class Classification(Experiment):
         return _pictures([(result.dataset, result) for result in results if len(models[result.dataset]) > 1])
 
     @property
-    def recipe(self) -> Regime:
-        """The regime's own settings."""
-        return REGIMES[self.regime]
-
-    @property
-    def planned_epochs(self) -> int:
-        return self.epochs or self.recipe.epochs[self.dataset]
-
-    @property
-    def planned_batch(self) -> int:
-        return self.batch or self.recipe.batch
-
-    @property
-    def planned_lr(self) -> float:
-        return self.lr or self.recipe.lr
-
-    @property
-    def planned_decay(self) -> float:
-        return self.recipe.weight_decay if self.weight_decay < 0 else self.weight_decay
-
-    @property
-    def planned_clip(self) -> float:
-        return self.recipe.clip if self.clip < 0 else self.clip
-
-    @property
-    def planned_augment(self) -> bool:
-        return self.recipe.modern if self.augment == "auto" else self.augment == "yes"
-
-    def design(self) -> Design:
-        """What models are built by."""
-        solver = Solver(self.solver, steps=self.steps, compile=self.compile)
-        trunk = {"gamma": self.gamma, "hidden": self.hidden, "dropout": self.dropout, "scale": self.scale}
-        return Design(self.filters, self.zeros, **trunk, shrink=self.shrink, solver=solver)
+    def recipe(self) -> Recipe:
+        """The recipe of the regime, with the settings that replace it."""
+        regime = REGIMES[self.regime]
+        return regime._replace(
+            epochs=self.epochs or (regime.cifar_epochs if self.dataset == "cifar10" else regime.epochs),
+            batch=self.batch or regime.batch,
+            lr=self.lr or regime.lr,
+            weight_decay=regime.weight_decay if self.weight_decay < 0 else self.weight_decay,
+            clip=regime.clip if self.clip < 0 else self.clip,
+            augment=regime.augment if self.augment == "auto" else self.augment == "yes",
+        )
 
     def adaptive(self, model: str) -> dict[str, Any]:
         """Solver options that replace fixed steps by dopri5; empty if the model uses it anyway."""
         if self.solver == "dopri5" or is_network(model) or not has_flow(model):
             return {}
-        return {**Solver().settings(), "dt": None, "gradient": "discrete"}
+        return {**ClassifierSettings().solver_options(), "dt": None, "gradient": "discrete"}
 
     def costs(self) -> list[Regulariser]:
         """Running costs."""
@@ -292,18 +247,18 @@ def label_of(settings: Classification, model: str) -> str:
     parts = [settings.dataset, *(["modern"] if settings.regime == "modern" else [])]
     if is_network(model):
         parts.append("networks")
-    regime, default_zeros = settings.recipe, 10 if settings.dataset == "cifar10" else 5
+    recipe, regime, zeros = settings.recipe, REGIMES[settings.regime], 10 if settings.dataset == "cifar10" else 5
     usual = {field.name: field.default for field in fields(settings)}
-    usual |= {"weight_decay": regime.weight_decay, "clip": regime.clip, "zeros": default_zeros}
-    planned = {"weight_decay": settings.planned_decay, "clip": settings.planned_clip}
-    planned["zeros"] = settings.zeros or default_zeros
+    usual |= {"weight_decay": regime.weight_decay, "clip": regime.clip, "zeros": zeros}
+    values = {**asdict(settings), "weight_decay": recipe.weight_decay, "clip": recipe.clip}
+    values["zeros"] = settings.zeros or zeros
     for name in relevant_settings(model):
-        value = planned.get(name, getattr(settings, name))
+        value = values[name]
         if value != usual[name]:
             shown = "none" if name == "zeros" and value < 0 else value if isinstance(value, str) else f"{value:g}"
             parts.append(f"{name.replace('_', ' ')} {shown}")
-    if settings.planned_augment != regime.modern:
-        parts.append("augmentation" if settings.planned_augment else "no augmentation")
+    if recipe.augment != regime.augment:
+        parts.append("augmentation" if recipe.augment else "no augmentation")
     return ", ".join(parts)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import ncode
 from ncode.block import NCODE
-from ncode.checks import check_choice, check_count, check_number
+from ncode.checks import check_choice, check_count, check_fraction
 from ncode.control import ClosedLoop, Controller, DataControl, Feedback, OpenLoop, Static
 from ncode.dynamics import Augmented, ConvBlock, Dynamics
 from ncode.models import (
@@ -19,10 +19,13 @@ from ncode.models import (
     Classifier,
     ClassifierNet,
     ClassifierOutput,
+    Gamma,
     ImageClassifier,
     gamma,
     shrunk_shape,
 )
+
+from ..common import check_not_negative, check_positive
 
 Shape = tuple[int, int, int]
 Model = Literal[
@@ -49,64 +52,51 @@ WIDTHS = (48, 96, 192)  # channels of the blocks of a network
 
 
 @dataclass(frozen=True)
-class Solver:
-    """How the block of a classifier is solved.
+class ClassifierSettings:
+    """Settings by which classifiers are built.
 
-    Attributes:
-        method: "dopri5", with adaptive steps, or "rk4", with `steps` steps of equal length.
-        tolerance: Relative and absolute tolerance of dopri5.
-        steps: Steps of rk4.
-        step: "sample": each sample has its own step size. "batch": one step size for all.
-        compile: Compile the step and its backward.
+    >>> ClassifierSettings(solver="rk4").solver_options()["dt"]
+    0.5
     """
 
-    method: str = "dopri5"
-    tolerance: float = TOLERANCE
-    steps: int = 2
-    step: str = "sample"
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        check_choice("solver", self.method, ("dopri5", "rk4"))
-        check_number("tolerance", self.tolerance, low=0.0, strict=True)
-        check_count("steps", self.steps)
-
-    def settings(self, driven: bool = False) -> dict[str, Any]:
-        """Keyword arguments of `NCODE`; `driven` if the state drives the control."""
-        common: dict[str, Any] = {"method": self.method, "step": self.step, "compile": self.compile, "max_steps": 1000}
-        if self.method == "dopri5":
-            return {**common, "rtol": self.tolerance, "atol": self.tolerance}
-        # A graph of few steps is faster than repeating them; that of a driven control would fill the memory.
-        gradient = "discrete" if driven or self.compile else "autograd"
-        return {**common, "dt": 1.0 / self.steps, "gradient": gradient}
-
-
-@dataclass(frozen=True)
-class Design:
-    """What a classifier is built by, besides its name. 0 stands for the value in the paper, or in the baseline's own.
-
-    Attributes:
-        filters: Filters of the block: 50 for N-CODE; 64 for ANODE and data control; 92 (grey images) or 125 for NODE.
-        zeros: Channels that start at 0: 5 for grey images, 10 for colour. -1: none.
-        gamma, hidden, dropout: The trunk: see `ncode.models.gamma`.
-        scale: Initial size of the data-dependent part of the control: see `OpenLoop`.
-        shrink: Factor by which images are first reduced.
-        widths: Channels of the blocks of a network.
-        solver: Solver of a single block.
-    """
-
-    filters: int = 0
-    zeros: int = 0
-    gamma: str = "conv-pool"
+    gamma: Gamma = "conv-pool"
+    """Trunk that sets the control. linear and perceptron: two readings of the paper; the convolutions are ours."""
     hidden: int = 10
+    """Number of features of gamma."""
     dropout: float = 0.0
+    """Dropout before gamma's last layer."""
     scale: float = 0.1
+    """Initial size of the data-dependent part of the control, relative to a static weight."""
+    filters: int = 0
+    """Filters of the block. 0: 50 for N-CODE, 64 for ANODE and data control, 92 (grey images) or 125 for NODE."""
+    zeros: int = 0
+    """Channels that start at 0. 0: 5 for grey images and 10 for colour; below 0: none."""
     shrink: int = 1
-    widths: tuple[int, ...] = WIDTHS
-    solver: Solver = field(default_factory=Solver)
+    """Reduce images by this factor first, by averaging, for quick runs."""
+    solver: Literal["dopri5", "rk4"] = "dopri5"
+    """dopri5 with adaptive steps at a tolerance of 1e-3, or rk4 with fixed steps. Networks of blocks take two midpoint
+    steps per block."""
+    steps: int = 2
+    """Steps of rk4."""
+    compile: bool = False
+    """Compile the solver's step and its backward."""
 
     def __post_init__(self) -> None:
         check_choice("gamma", self.gamma, GAMMAS)
+        check_choice("solver", self.solver, ("dopri5", "rk4"))
+        check_count("steps", self.steps)
+        check_fraction("dropout", self.dropout)
+        check_positive(self, "shrink", "scale")
+        check_not_negative(self, "filters")
+
+    def solver_options(self, driven: bool = False) -> dict[str, Any]:
+        """Solver options of `NCODE`; `driven` if the state drives the control."""
+        common: dict[str, Any] = {"method": self.solver, "compile": self.compile, "max_steps": 1000}
+        if self.solver == "dopri5":
+            return {**common, "rtol": TOLERANCE, "atol": TOLERANCE}
+        # A graph of few steps is faster than repeating them; that of a driven control would fill the memory.
+        gradient = "discrete" if driven or self.compile else "autograd"
+        return {**common, "dt": 1.0 / self.steps, "gradient": gradient}
 
 
 class TrunkClassifier(ImageClassifier):
@@ -150,8 +140,10 @@ class TrunkClassifier(ImageClassifier):
 ncode.register(TrunkClassifier, name="ncode.TrunkClassifier")  # the name in files written before it moved here
 
 
-def build_classifier(name: str, shape: Shape, classes: int = 10, design: Design | None = None) -> ImageClassifier:
-    """The classifier of that name for images (C, H, W).
+def build_classifier(
+    name: str, shape: Shape, classes: int = 10, settings: ClassifierSettings | None = None, **solver: Any
+) -> ImageClassifier:
+    """The classifier of that name for images (C, H, W); `solver` are further options of a single block.
 
     - node, anode: static weights, time as a channel, and for anode channels that start at 0 (Dupont et al., 2019).
     - anode-wide: anode with about as many parameters as ncode.
@@ -167,17 +159,19 @@ def build_classifier(name: str, shape: Shape, classes: int = 10, design: Design 
     172452
     """
     check_choice("model", name, MODELS)
-    design = Design() if design is None else design
+    settings = ClassifierSettings() if settings is None else settings
     if name == "static-net-wide":
-        return _wide_net(shape, classes, design)
+        return _wide_net(shape, classes)
     if name.endswith("-net"):
-        return ClassifierNet(shape, classes, design.widths, adaptive=name == "ncode-net")
+        return ClassifierNet(shape, classes, WIDTHS, adaptive=name == "ncode-net")
     if name == "gamma-alone":
-        return TrunkClassifier(shape, classes, design.gamma, design.hidden, design.dropout, design.shrink)
+        return TrunkClassifier(shape, classes, settings.gamma, settings.hidden, settings.dropout, settings.shrink)
     if name == "anode-wide":
-        wanted = count_parameters(lambda: build_classifier("ncode", shape, classes, design))
-        return _one_block(name, shape, classes, design, _filters_for(wanted, shape, classes, design))
-    return _one_block(name, shape, classes, design, design.filters or _default_filters(name, shape[0]))
+        wanted = count_parameters(lambda: build_classifier("ncode", shape, classes, settings))
+        filters = _filters_for(wanted, shape, classes, settings)
+    else:
+        filters = settings.filters or _default_filters(name, shape[0])
+    return _one_block(name, shape, classes, settings, filters, **solver)
 
 
 def count_parameters(build: Callable[[], nn.Module]) -> int:
@@ -190,28 +184,31 @@ def count_parameters(build: Callable[[], nn.Module]) -> int:
         return sum(parameter.numel() for parameter in build().parameters())
 
 
-def _one_block(name: str, shape: Shape, classes: int, design: Design, filters: int) -> Classifier:
-    seen = shrunk_shape(shape, design.shrink)
-    zeros = 0 if name == "node" or design.zeros < 0 else design.zeros or (5 if shape[0] == 1 else 10)
+def _one_block(
+    name: str, shape: Shape, classes: int, settings: ClassifierSettings, filters: int, **solver: Any
+) -> Classifier:
+    seen = shrunk_shape(shape, settings.shrink)
+    zeros = 0 if name == "node" or settings.zeros < 0 else settings.zeros or (5 if shape[0] == 1 else 10)
     context = seen[0] if name == "data-control" else 0
     controlled = CONTROLLED.get(name, ())
     f: Dynamics = ConvBlock(seen[0] + zeros, filters, controlled, time=not controlled, context=context)
     f = Augmented(f, zeros) if zeros else f
-    settings = design.solver.settings(driven=name == "ncode-closed")
-    return Classifier(NCODE(f, _controller(name, seen, zeros, design), **settings), shape, classes, design.shrink)
+    options = {**settings.solver_options(driven=name == "ncode-closed"), **solver}
+    block = NCODE(f, _controller(name, seen, zeros, settings), **options)
+    return Classifier(block, shape, classes, settings.shrink)
 
 
-def _controller(name: str, seen: Shape, zeros: int, design: Design) -> Controller:
+def _controller(name: str, seen: Shape, zeros: int, settings: ClassifierSettings) -> Controller:
     if name == "data-control":
         return DataControl()
     if name not in CONTROLLED:
         return Static()
-    start = OpenLoop(gamma(design.gamma, seen, design.hidden, design.dropout), scale=design.scale)
+    start = OpenLoop(gamma(settings.gamma, seen, settings.hidden, settings.dropout), scale=settings.scale)
     if name != "ncode-closed":
         return start
     # Without dropout or batch norm: it is evaluated many times per solve, and again in backward.
-    trunk = gamma("conv", (seen[0] + zeros, *seen[1:]), design.hidden)
-    return ClosedLoop(Feedback(trunk, scale=design.scale), initial=start)
+    trunk = gamma("conv", (seen[0] + zeros, *seen[1:]), settings.hidden)
+    return ClosedLoop(Feedback(trunk, scale=settings.scale), initial=start)
 
 
 def _default_filters(name: str, channels: int) -> int:
@@ -220,14 +217,14 @@ def _default_filters(name: str, channels: int) -> int:
     return 50 if name in CONTROLLED else 64
 
 
-def _filters_for(wanted: int, shape: Shape, classes: int, design: Design) -> int:
+def _filters_for(wanted: int, shape: Shape, classes: int, settings: ClassifierSettings) -> int:
     """The number of filters with which a static block comes nearest to a number of parameters.
 
     From 64 on, the next multiple of 8: other numbers take a GPU half as long again.
     """
 
     def count(filters: int) -> int:
-        return count_parameters(lambda: _one_block("anode", shape, classes, design, filters))
+        return count_parameters(lambda: _one_block("anode", shape, classes, settings, filters))
 
     low, high = 1, 2
     while count(high) < wanted:
@@ -239,14 +236,14 @@ def _filters_for(wanted: int, shape: Shape, classes: int, design: Design) -> int
     return nearest if nearest < 64 else nearest + -nearest % 8
 
 
-def _wide_net(shape: Shape, classes: int, design: Design) -> ClassifierNet:
+def _wide_net(shape: Shape, classes: int) -> ClassifierNet:
     """The static network nearest in parameters to the adaptive one, in steps of an eighth of a width."""
 
     def widths(eighths: int) -> tuple[int, ...]:
-        return tuple(max(1, width * eighths // 8) for width in design.widths)
+        return tuple(max(1, width * eighths // 8) for width in WIDTHS)
 
     def excess(eighths: int) -> int:
         return abs(count_parameters(lambda: ClassifierNet(shape, classes, widths(eighths), adaptive=False)) - wanted)
 
-    wanted = count_parameters(lambda: ClassifierNet(shape, classes, design.widths))
+    wanted = count_parameters(lambda: ClassifierNet(shape, classes, WIDTHS))
     return ClassifierNet(shape, classes, widths(min(range(8, 17), key=excess)), adaptive=False)

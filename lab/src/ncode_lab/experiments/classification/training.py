@@ -27,23 +27,25 @@ RegimeName = Literal["paper", "modern"]
 DATASETS: tuple[Dataset, ...] = get_args(Dataset)
 
 
-class Regime(NamedTuple):
-    """A training recipe: the values that settings have by default."""
+class Recipe(NamedTuple):
+    """How classifiers are trained."""
 
-    epochs: Mapping[str, int]
+    epochs: int
+    cifar_epochs: int
     batch: int
     lr: float
     weight_decay: float
-    clip: float
-    keep_best: bool  # of all epochs, by held-out accuracy
-    modern: bool  # crops and flips, AdamW, and one-cycle learning rates
+    clip: float  # largest norm of a gradient; 0: none
+    keep_best: bool  # of all epochs, by held-out accuracy; otherwise the last
+    augment: bool  # crops and flips
+    modern: bool  # AdamW and one-cycle learning rates; otherwise Adam and a constant one
 
 
-REGIMES: Mapping[str, Regime] = {
+REGIMES: Mapping[str, Recipe] = {
     # At a constant learning rate models overfit: the last epoch is not the best one.
-    "paper": Regime({"mnist": 20, "fashion-mnist": 20, "cifar10": 50}, 256, 1e-3, 0.0, 0.0, True, False),
+    "paper": Recipe(20, 50, 256, 1e-3, 0.0, 0.0, keep_best=True, augment=False, modern=False),
     # Without clipping, one of three trainings of N-CODE broke down at the highest learning rate and never recovered.
-    "modern": Regime({"mnist": 24, "fashion-mnist": 24, "cifar10": 30}, 128, 4e-3, 1e-2, 1.0, False, True),
+    "modern": Recipe(24, 30, 128, 4e-3, 1e-2, 1.0, keep_best=False, augment=True, modern=True),
 }
 
 
@@ -57,15 +59,15 @@ class Classify(Task):
             train = train.take(order[: settings.images])
         # A fixed seed: every model and every seed is evaluated on the same images.
         self.train, self.held_out = hold_out(train, min(settings.held_out, len(train) // 4), seed=0)
-        self.settings, self.trial = settings, trial
-        self.batch_size, self.clip = min(settings.planned_batch, len(self.train)), settings.planned_clip
+        self.settings, self.trial, self.recipe = settings, trial, settings.recipe
+        self.batch_size, self.clip = min(self.recipe.batch, len(self.train)), self.recipe.clip
         self.per_epoch = batches_per_epoch(self.batch_size, len(self.train))
-        self.steps = settings.planned_epochs * self.per_epoch
+        self.steps = self.recipe.epochs * self.per_epoch
         self.evaluate_every = self.per_epoch
-        self.keep_best = "accuracy" if settings.recipe.keep_best else ""
+        self.keep_best = "accuracy" if self.recipe.keep_best else ""
         self.costs, self.clock = settings.costs(), StepClock()
         scaling = Normalisation.of(self.train)
-        model = build_classifier(trial.model, train.shape, len(train.classes), settings.design())
+        model = build_classifier(trial.model, train.shape, len(train.classes), settings)
         self.model: nn.Module = model.set_normalisation(scaling.mean, scaling.std)
 
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -74,7 +76,7 @@ class Classify(Task):
         train = self.train
         indices = batch_indices(step, self.batch_size, len(train), self.trial.seed, train.device)
         images = train.images[indices]
-        if self.settings.planned_augment:
+        if self.recipe.augment:
             digits = self.settings.dataset == "mnist"  # a mirrored digit is not a digit
             images = augment(images, generator=generator, padding=2 if digits else 4, flip=not digits)
         return images, train.labels[indices]
@@ -115,12 +117,12 @@ class Classify(Task):
 
     def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         every = list(parameters)
-        kind = AdamW if self.settings.recipe.modern else Adam
+        kind = AdamW if self.recipe.modern else Adam
         fused = all(each.is_cuda for each in every)
-        return kind(every, lr=self.settings.planned_lr, weight_decay=self.settings.planned_decay, fused=fused)
+        return kind(every, lr=self.recipe.lr, weight_decay=self.recipe.weight_decay, fused=fused)
 
     def schedule(self, optimiser: Optimizer) -> LRScheduler | None:
-        return one_cycle(optimiser, self.steps) if self.settings.recipe.modern else None
+        return one_cycle(optimiser, self.steps) if self.recipe.modern else None
 
     def to(self, device: torch.device) -> None:
         self.train, self.held_out = self.train.to(device), self.held_out.to(device)
@@ -173,7 +175,4 @@ def evaluations(model: ImageClassifier, images: Tensor, labels: Tensor, **change
         output = model.classify(images, **changes)
         value = cross_entropy(output, labels).sum()
         torch.autograd.grad(value, [each for each in model.parameters() if each.requires_grad], allow_unused=True)
-    return {
-        "nfe": float(output.nfe.double().mean()),
-        "nfe backward": float(output.nfe_backward.double().mean()),
-    }
+    return {"nfe": float(output.nfe.double().mean()), "nfe backward": float(output.nfe_backward.double().mean())}

@@ -36,10 +36,7 @@ SPARSITY = 1e-3  # weight of the mean absolute code of sparse
 IMAGE_NOISE = 0.2  # standard deviation of the noise that denoising removes
 
 # Settings that concern one model only.
-OWN_SETTINGS = {
-    "auton-code": ("nonzeros", "norm", "gain", "start", "kinetic_cost"),
-    "vae": ("beta",),
-}
+OWN_SETTINGS = {"auton-code": ("nonzeros", "norm", "gain", "start", "kinetic_cost"), "vae": ("beta",)}
 
 
 class Flow(NamedTuple):

@@ -118,10 +118,7 @@ class Judge:
         kernel = KernelDistance(self.network, subsets=subsets, subset_size=min(1000, len(fake), len(self.real)))
         kernel.update_features(self.real, real=True)
         kernel.update_features(fake, real=False)
-        return {
-            self.names.frechet: float(self.frechet.compute()),
-            self.names.kernel: float(kernel.compute().mean),
-        }
+        return {self.names.frechet: float(self.frechet.compute()), self.names.kernel: float(kernel.compute().mean)}
 
     def _features(self, images: Tensor) -> Tensor:
         # The network takes colour images only.

@@ -54,13 +54,7 @@ FULL: dict[str, Any] = {
     "code_noise": -1.0,
 }
 # The paper's recipe: the defaults, without our changes to the flow and the decoder. The paper does not name its norm.
-PAPER: dict[str, Any] = {
-    "nonzeros": 0,
-    "norm": "l2",
-    "gain": 1.0,
-    "start": "stored",
-    "standardise": False,
-}
+PAPER: dict[str, Any] = {"nonzeros": 0, "norm": "l2", "gain": 1.0, "start": "stored", "standardise": False}
 
 
 class Trained(NamedTuple):

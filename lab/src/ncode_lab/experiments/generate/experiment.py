@@ -102,12 +102,7 @@ class Generate(Scored):
             "widths": (0.1, 0.5),
             "score": "random",
         },
-        "quick": {
-            **QUICK,
-            "models": ("auton-code", "ae", "vae"),
-            "components": (10, 30, 100, 300),
-            "score": "random",
-        },
+        "quick": {**QUICK, "models": ("auton-code", "ae", "vae"), "components": (10, 30, 100, 300), "score": "random"},
         "full": FULL,
         "paper": PAPER,
     }
