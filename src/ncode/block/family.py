@@ -44,61 +44,49 @@ def _decay(t: Tensor, theta: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: -torch.tanh(value) for name, value in theta.items()}
 
 
-FAMILY = Family(
-    {
-        "NODE": Member(
-            "MLP(dim)",
-            "Static()",
-            "one field for all samples (Chen et al., 2018)",
-            lambda dim: (MLP(dim), Static()),
-        ),
-        "ANODE": Member(
-            "Augmented(MLP(dim + 5), zeros=5)",
-            "Static()",
-            "additional dimensions (Dupont et al., 2019)",
-            lambda dim: (Augmented(MLP(dim + 5), zeros=5), Static()),
-        ),
-        "data-controlled NODE": Member(
-            "MLP(dim, controlled=(), context=dim)",
-            "DataControl()",
-            "x(0) is an input of f (Massaroli et al., 2020)",
-            lambda dim: (MLP(dim, controlled=(), context=dim), DataControl()),
-        ),
-        "ANODEV2": Member(
-            "MLP(dim)",
-            "ClosedLoop(Drift(q))",
-            "weights with an ODE of their own (Zhang et al., 2019)",
-            lambda dim: (MLP(dim), ClosedLoop(Drift(_decay))),
-        ),
-        "depth-varying NODE": Member(
-            "MLP(dim)",
-            'TimeVarying("fourier", terms=5)',
-            "weights as a function of time (Massaroli et al., 2020)",
-            lambda dim: (MLP(dim), TimeVarying("fourier", terms=5)),
-        ),
-        "second-order NODE": Member(
-            'SecondOrder(MLP(2 * dim, out=dim), velocity="zero")',
-            "Static()",
-            "an acceleration (Norcliffe et al., 2020)",
-            lambda dim: (SecondOrder(MLP(2 * dim, out=dim), velocity="zero"), Static()),
-        ),
-        "open-loop N-CODE": Member(
-            "MLP(dim)",
-            "OpenLoop(trunk)",
-            "one field per sample, set at t0",
-            lambda dim: (MLP(dim), OpenLoop(_trunk(dim))),
-        ),
-        "closed-loop N-CODE": Member(
-            "MLP(dim)",
-            "ClosedLoop(Feedback(trunk))",
-            "a field that the state changes along the trajectory",
-            lambda dim: (MLP(dim), ClosedLoop(Feedback(_trunk(dim)))),
-        ),
-        "plastic N-CODE": Member(
-            "Recurrent(dim)",
-            "Hebbian()",
-            "fast Hebbian synapses",
-            lambda dim: (Recurrent(dim), Hebbian()),
-        ),
-    }
+FAMILY = Family()
+FAMILY["NODE"] = Member(
+    "MLP(dim)", "Static()", "one field for all samples (Chen et al., 2018)", lambda dim: (MLP(dim), Static())
+)
+FAMILY["ANODE"] = Member(
+    "Augmented(MLP(dim + 5), zeros=5)",
+    "Static()",
+    "additional dimensions (Dupont et al., 2019)",
+    lambda dim: (Augmented(MLP(dim + 5), zeros=5), Static()),
+)
+FAMILY["data-controlled NODE"] = Member(
+    "MLP(dim, controlled=(), context=dim)",
+    "DataControl()",
+    "x(0) is an input of f (Massaroli et al., 2020)",
+    lambda dim: (MLP(dim, controlled=(), context=dim), DataControl()),
+)
+FAMILY["ANODEV2"] = Member(
+    "MLP(dim)",
+    "ClosedLoop(Drift(q))",
+    "weights with an ODE of their own (Zhang et al., 2019)",
+    lambda dim: (MLP(dim), ClosedLoop(Drift(_decay))),
+)
+FAMILY["depth-varying NODE"] = Member(
+    "MLP(dim)",
+    'TimeVarying("fourier", terms=5)',
+    "weights as a function of time (Massaroli et al., 2020)",
+    lambda dim: (MLP(dim), TimeVarying("fourier", terms=5)),
+)
+FAMILY["second-order NODE"] = Member(
+    'SecondOrder(MLP(2 * dim, out=dim), velocity="zero")',
+    "Static()",
+    "an acceleration (Norcliffe et al., 2020)",
+    lambda dim: (SecondOrder(MLP(2 * dim, out=dim), velocity="zero"), Static()),
+)
+FAMILY["open-loop N-CODE"] = Member(
+    "MLP(dim)", "OpenLoop(trunk)", "one field per sample, set at t0", lambda dim: (MLP(dim), OpenLoop(_trunk(dim)))
+)
+FAMILY["closed-loop N-CODE"] = Member(
+    "MLP(dim)",
+    "ClosedLoop(Feedback(trunk))",
+    "a field that the state changes along the trajectory",
+    lambda dim: (MLP(dim), ClosedLoop(Feedback(_trunk(dim)))),
+)
+FAMILY["plastic N-CODE"] = Member(
+    "Recurrent(dim)", "Hebbian()", "fast Hebbian synapses", lambda dim: (Recurrent(dim), Hebbian())
 )

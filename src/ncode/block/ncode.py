@@ -20,30 +20,11 @@ from ..dynamics.weights import default_initial
 from ..errors import InputError
 from ..ode import Backend, Solution, SolveOptions, StepSizeRule, Tableau, solve
 from ..ode.problem import check_state
-from .checks import (
-    check_context,
-    check_control,
-    check_given_control,
-    check_precision,
-    check_state_shape,
-    check_stimuli,
-    check_times,
-)
+from . import checks, wiring
 from .family import FAMILY, Family
 from .saving import from_pretrained, save_pretrained
 from .settings import Settings, describe
-from .wiring import (
-    CachedVelocity,
-    Episode,
-    Request,
-    carried_theta,
-    closed_form_solution,
-    control_function,
-    speed_function,
-    undo_autocast,
-    velocity_function,
-    with_named_control,
-)
+from .wiring import Episode, Request
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -140,7 +121,7 @@ class NCODE(nn.Module):
 
         It is solved from t0 to the last of them.
         """
-        times = check_times(ts, x)
+        times = checks.check_times(ts, x)
         if times.dim() == 0 or times.shape[-1] == 0:
             raise InputError(f"ts must hold at least one time, (T,) or (batch, T); given {tuple(times.shape)}")
         solution = self.solve(x, context=context, save_at=times, t1=times[..., -1])
@@ -175,7 +156,7 @@ class NCODE(nn.Module):
             The solution; `sol.theta` and `sol.thetas` are dicts by name of the control.
         """
         settings = self.settings.changed(changes)
-        saved = None if save_at is None else check_times(save_at, x)
+        saved = None if save_at is None else checks.check_times(save_at, x)
         return self._solve(
             self._request(x, context, theta, settings, cost=cost, save_at=saved, dense=dense, throw=throw)
         )
@@ -207,7 +188,7 @@ class NCODE(nn.Module):
         (torch.Size([2, 8]), torch.Size([2, 3, 8]), torch.Size([2, 8, 8]))
         """
         settings = self.settings.changed(changes)
-        check_stimuli(stimuli)
+        checks.check_stimuli(stimuli)
         first = self._request(stimuli[:, 0], context, theta, settings)
         if not first.state.driven:
             raise InputError(
@@ -269,14 +250,9 @@ class NCODE(nn.Module):
     def from_pretrained(
         cls, folder: str | Path, revision: str | None = None, allow_imports: Sequence[str] = ()
     ) -> NCODE:
-        """Load a block from a folder, or from a repository of the Hugging Face hub; in evaluation mode.
+        """Load a block from a folder or from the Hugging Face hub, in evaluation mode.
 
-        Args:
-            folder: A folder written by `save_pretrained`, or the name of a repository, "user/name", which needs the
-                package huggingface_hub.
-            revision: The revision of a repository.
-            allow_imports: Packages that the file may import classes and functions from, such as ["mypackage"].
-                Importing a package runs its code: allow only what you trust.
+        The arguments are those of `ncode.block.from_pretrained`.
         """
         block = from_pretrained(folder, revision, allow_imports)
         if not isinstance(block, cls):
@@ -296,16 +272,16 @@ class NCODE(nn.Module):
     ) -> Request:
         """Check the input, and set the state and the control at t0."""
         check_state(x)
-        check_precision(self, x)
+        checks.check_precision(self, x)
         x0 = self.dynamics.lift(x)
-        check_state_shape(self.dynamics, x, x0)
+        checks.check_state_shape(self.dynamics, x, x0)
         shapes, batch = self.dynamics.control_shapes, x0.shape[0]
         if theta is None:
-            state = self.controller.start(x if context is None else check_context(context, x))
+            state = self.controller.start(x if context is None else checks.check_context(context, x))
         else:
-            state = self.controller.start_from(check_given_control(theta, shapes, batch))
-        state = State(*({name: undo_autocast(value, x0) for name, value in part.items()} for part in state))
-        check_control(self.controller.control(x0.new_zeros(batch), state), shapes, batch)
+            state = self.controller.start_from(checks.check_given_control(theta, shapes, batch))
+        state = State(*({name: wiring.undo_autocast(value, x0) for name, value in part.items()} for part in state))
+        checks.check_control(self.controller.control(x0.new_zeros(batch), state), shapes, batch)
         return Request(x0, state, theta is not None, settings, **more)
 
     def _solve(self, request: Request) -> Solution:
@@ -321,7 +297,7 @@ class NCODE(nn.Module):
         control = self.controller.control(request.x0.new_zeros(batch), request.state)
         result = form.solve(request.x0, control, request.save_at)
         theta = {} if request.only_x else expand_shared(result.theta(), self.dynamics.control_shapes, batch)
-        return closed_form_solution(result, theta, request)
+        return wiring.closed_form_solution(result, theta, request)
 
     def _closed_form(self, request: Request) -> ClosedForm | None:
         """The closed form that gives what is requested, or None."""
@@ -335,21 +311,21 @@ class NCODE(nn.Module):
     def _integrate(self, request: Request) -> Solution:
         """Solve by `ncode.solve`."""
         dynamics, controller, x0, settings = self.dynamics, self.controller, request.x0, request.settings
-        theta, state_of = carried_theta(request.state)
-        f = velocity_function(dynamics, controller, state_of)
-        control = control_function(dynamics, controller, state_of)
+        theta, state_of = wiring.carried_theta(request.state)
+        f = wiring.velocity_function(dynamics, controller, state_of)
+        control = wiring.control_function(dynamics, controller, state_of)
         cost = None
         if request.cost is not None:
             # A compiler merges the evaluations of the solver and of the cost by itself.
-            f = f if settings.options.compile else CachedVelocity(f, dynamics, controller)
-            cost = total(request.cost, System(f, control, speed_function(controller, state_of)), x0)
+            f = f if settings.options.compile else wiring.CachedVelocity(f, dynamics, controller)
+            cost = total(request.cost, System(f, control, wiring.speed_function(controller, state_of)), x0)
         solution = solve(
             f,
             x0,
             settings.t0,
             settings.t1,
             theta=theta,
-            feedback=speed_function(controller, state_of, driven_only=True) if request.state.driven else None,
+            feedback=wiring.speed_function(controller, state_of, driven_only=True) if request.state.driven else None,
             cost=cost,
             save_at=request.save_at,
             dense=request.dense,
@@ -358,7 +334,7 @@ class NCODE(nn.Module):
         )
         if request.only_x:
             return solution
-        return with_named_control(solution, control, controller.motion, request)
+        return wiring.with_named_control(solution, control, controller.motion, request)
 
 
 def _untraced(function: Callable[_P, _R]) -> Callable[_P, _R]:

@@ -92,7 +92,6 @@ class AutoNCODE(Autoencoder):
         return self.block.solve(self._x0(control), context=control, throw=False).x
 
     def encode(self, images: Tensor) -> Tensor:
-        """The codes of images."""
         return self.flow(self.control(images))
 
     def trajectory(self, images: Tensor, ts: Tensor) -> Tensor:
@@ -101,7 +100,6 @@ class AutoNCODE(Autoencoder):
         return self.block.trajectory(self._x0(control), ts, context=control)
 
     def training_code(self, images: Tensor) -> TrainingCode:
-        """The codes, and the running costs of the flow if there are any."""
         control = self.control(images)
         parts = {"control norm": control.detach().flatten(1).norm(dim=1).mean()}
         if not self.costs:
@@ -147,7 +145,6 @@ class ControlNorm(nn.Module):
         self.centre = _Centre(m * k) if kind == "sphere" else nn.Identity()
 
     def forward(self, control: Tensor) -> Tensor:
-        """A control of the same shape, normalised."""
         flat, size = control.flatten(1), float(self.m * self.k)
         match self.kind:
             case "l2":
@@ -163,17 +160,11 @@ class ControlNorm(nn.Module):
         return self.gain * flat.reshape(-1, self.m, self.k)
 
     def extra_repr(self) -> str:
-        """The arguments."""
         return f"{self.kind!r}, m={self.m}, k={self.k}, gain={float(self.gain):g}"
 
 
 class _Centre(nn.Module):
-    """Subtract the mean: of the batch in training, a running mean in evaluation mode or for a single sample.
-
-    >>> _Centre(2)(torch.tensor([[1.0, 5.0], [3.0, 5.0]]))
-    tensor([[-1.,  0.],
-            [ 1.,  0.]])
-    """
+    """Subtract the mean: of the batch in training, a running mean in evaluation mode or for a single sample."""
 
     mean: Tensor
 

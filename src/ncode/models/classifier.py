@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .._saving import Configurable
 from ..block import NCODE, from_pretrained, save_pretrained
 from ..checks import check_count
 from ..costs import CostLike
@@ -77,8 +78,8 @@ class ClassifierOutput(NamedTuple):
         return torch.stack(list(counts)).sum(0) if counts else torch.zeros_like(self.ok, dtype=torch.long)
 
 
-class ImageClassifier(nn.Module, ABC):
-    """Base class of image classifiers. Abstract: a subclass defines `classify` and `config`.
+class ImageClassifier(Configurable, ABC):
+    """Base class of image classifiers. Abstract: a subclass defines `classify`.
 
     Takes uint8 images, or floats from 0 to 1, and normalises them by a mean and a standard deviation that are part of
     the weights.
@@ -95,8 +96,6 @@ class ImageClassifier(nn.Module, ABC):
     ...     def classify(self, images, cost=None, **changes):
     ...         logits = self.readout(self.normalise(images))
     ...         return ClassifierOutput(logits, (), torch.ones(len(logits), dtype=torch.bool))
-    ...     def config(self):
-    ...         return {"shape": self.shape}
     >>> Linear((1, 28, 28))(torch.zeros(2, 1, 28, 28, dtype=torch.uint8)).shape
     torch.Size([2, 10])
     """
@@ -121,10 +120,6 @@ class ImageClassifier(nn.Module, ABC):
             cost: A running cost in each block.
             changes: Other solver options for this call: method="dopri5", ...
         """
-
-    @abstractmethod
-    def config(self) -> dict[str, Any]:
-        """The arguments that build this classifier again."""
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits (batch, classes)."""
@@ -191,13 +186,8 @@ class Classifier(ImageClassifier):
         self.readout = nn.Linear(state[0] * height * width, self.classes)
 
     def classify(self, images: Tensor, cost: CostLike | None = None, **changes: Any) -> ClassifierOutput:
-        """Logits, and how the block was solved."""
         solution = self.block.solve(self.normalise(images), cost=cost, throw=False, **changes)
         return ClassifierOutput(self.readout(mask_failed(solution).flatten(1)), (solution,), solution.ok)
-
-    def config(self) -> dict[str, Any]:
-        """block, shape, classes, shrink."""
-        return {"block": self.block, "shape": self.shape, "classes": self.classes, "shrink": self.shrink}
 
 
 def mask_failed(solution: Solution) -> Tensor:

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..block import NCODE
-from ..checks import check_choice, check_count, check_number
+from ..checks import check_choice, check_count, check_fraction
 from ..control import Controller, OpenLoop, Static
 from ..costs import CostLike
 from ..dynamics import Dynamics, Theta
-from ..errors import InputError
 from .classifier import ClassifierOutput, ImageClassifier, ImageShape, mask_failed
 
 Gamma = Literal["linear", "perceptron", "conv", "conv-norm", "conv-pool"]
@@ -75,7 +74,6 @@ class ClassifierNet(ImageClassifier):
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def classify(self, images: Tensor, cost: CostLike | None = None, **changes: Any) -> ClassifierOutput:
-        """Logits, and how each block was solved."""
         x = self.stem(self.normalise(images).contiguous(memory_format=torch.channels_last))
         solutions = []
         for number, block in enumerate(cast(Sequence[NCODE], self.blocks)):
@@ -85,11 +83,6 @@ class ClassifierNet(ImageClassifier):
             x = mask_failed(solutions[-1])
         ok = torch.stack([solution.ok for solution in solutions]).all(0)
         return ClassifierOutput(self.readout(F.relu(self.norm(x)).mean((2, 3))), tuple(solutions), ok)
-
-    def config(self) -> dict[str, Any]:
-        """All arguments."""
-        names = ("shape", "classes", "widths", "adaptive", "hidden", "rank", "scale", "method", "steps")
-        return {name: getattr(self, name) for name in names}
 
     def _block(self, shape: ImageShape) -> NCODE:
         controller: Controller = Static()
@@ -135,7 +128,6 @@ class WeighedConv(Dynamics):
             self.control_shapes |= {"down": (self.rank, self.channels), "up": (self.hidden, self.rank)}
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """dx/dt."""
         x = F.relu(_autocast(self.norm(x.permute(0, 2, 3, 1))))  # channels last: the norm is one kernel there
         y = self.first(x.permute(0, 3, 1, 2))
         if self.rank:
@@ -166,8 +158,7 @@ def gamma(kind: str, shape: ImageShape, hidden: int = 10, dropout: float = 0.0) 
     """
     check_choice("gamma", kind, GAMMAS)
     hidden = check_count("hidden", hidden)
-    if check_number("dropout", dropout, low=0.0) >= 1.0:
-        raise InputError(f"dropout must be below 1; given {dropout}: nothing would be left")
+    check_fraction("dropout", dropout)
     channels, height, width = shape
     layers: list[nn.Module] = []
     features = channels * height * width
