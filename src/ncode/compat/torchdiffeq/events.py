@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import InputError, SolveError, Status
 from ...ode import Solution
-from .system import Leaves, System
+from .system import Leaves, System, slope_of
 
 CHUNK = 32  # steps between two checks: steps beyond the event are wasted
 MAX_STEPS = 20_000  # without an event; default of options["max_num_steps"]
@@ -42,15 +42,10 @@ def crossing_function(event_fn: Any, system: System, t0: Tensor, y0: Leaves) -> 
 
 @torch.no_grad()
 def find_event(system: System, positive: Crossing, y0: Leaves, t0: float, span: float) -> tuple[float, Leaves]:
-    """The first time at which `positive` is not positive, and the state there.
+    """The first time at which `positive` is not positive, and the state there; the sign of `span` is the direction.
 
     Solves a few steps at a time and checks the ends of steps, then bisects on the dense solution to the precision of
     time.
-
-    Args:
-        system, y0, t0: What to solve.
-        positive: A crossing function.
-        span: A first guess of the duration; its sign is the direction.
     """
     device, limit, dt = y0[0].device, system.options.max_steps or MAX_STEPS, system.options.step_size
     if dt is not None:
@@ -117,7 +112,7 @@ def attach_time_gradient(system: System, positive: Crossing, t: Tensor, y: Leave
     inputs = (time, *still)
     grads = torch.autograd.grad(there, inputs, allow_unused=True, materialize_grads=True) if there.requires_grad else ()
     with torch.no_grad():
-        slope = system.slope(t.to(y[0].real.dtype), y)
+        slope = slope_of(system.func, system.nested, t.to(y[0].real.dtype), y)
         terms = [(grad.conj() * k).real.sum() for grad, k in zip(grads, (torch.ones_like(t), *slope), strict=False)]
         rate = sum(terms, torch.zeros_like(t))
     if bool(rate == 0):

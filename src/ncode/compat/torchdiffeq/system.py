@@ -52,10 +52,6 @@ class System:
         """Leaves in the form of the user's state."""
         return leaves if self.nested else leaves[0]
 
-    def slope(self, t: Tensor, y: Leaves) -> Leaves:
-        """The leaves of dy/dt."""
-        return slope(self.func, self.nested, t, y)
-
     def solve(self, y0: Leaves, t0: float | Tensor, t1: float | Tensor, **more: Any) -> Solution:
         """`ncode.solve` on the batch of one."""
         options = self.options
@@ -90,7 +86,7 @@ def saved_leaves(solution: Solution) -> Leaves:
     return tuple(leaf[0] for leaf in (solution.xs, *(solution.thetas or ())))
 
 
-def slope(func: Func, nested: bool, t: Tensor, y: Leaves) -> Leaves:
+def slope_of(func: Func, nested: bool, t: Tensor, y: Leaves) -> Leaves:
     """The leaves of dy/dt, checked against those of y."""
     got = func(t, y if nested else y[0])
     if nested and not isinstance(got, (tuple, list)):
@@ -116,7 +112,7 @@ def _fit(k: Any, y: Tensor) -> Tensor:
 def _first(func: Func, nested: bool, cache: list[Any], t: Tensor, x: Tensor, theta: Any) -> Tensor:
     """dx/dt; dtheta/dt of the same evaluation is cached for `_others`."""
     y = tuple(leaf[0] for leaf in (x, *(theta or ())))
-    first, *others = (k[None] for k in slope(func, nested, t[0], y))
+    first, *others = (k[None] for k in slope_of(func, nested, t[0], y))
     if others:
         cache[:] = [t, x, tuple(others)]
     return first
