@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from ncode_lab.data import fetch
+from ncode_lab.data.download import fetch
 
 import ncode
 
@@ -79,7 +79,7 @@ def test_an_interrupted_download_is_resumed_by_the_next_call(server, tmp_path):
 
 def test_a_killed_download_is_resumed_by_the_next_process(server, tmp_path):
     script = (
-        "import os, sys; from ncode_lab.data import fetch\n"
+        "import os, sys; from ncode_lab.data.download import fetch\n"
         "def die(name, done, total):\n    if done > 200_000: os._exit(9)\n"
         "fetch([sys.argv[1]], sys.argv[2], sys.argv[3], die)"
     )

@@ -59,8 +59,10 @@ def test_the_same_generator_gives_the_same_points_and_then_others():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_seed_gives_the_same_points_on_every_device():
-    for make in (lambda **k: annuli(50, 100, generator=1, **k), lambda **k: reflection(20, generator=1, **k)):
-        assert torch.equal(make(device="cuda").x.cpu(), make().x)
+    with torch.device("cuda"):
+        points = annuli(50, 100, generator=1), reflection(20, generator=1)
+    assert torch.equal(points[0].x, annuli(50, 100, generator=1).x)
+    assert torch.equal(points[1].x, reflection(20, generator=1).x)
 
 
 @pytest.mark.parametrize(
@@ -131,11 +133,12 @@ def test_an_episode_fits_a_plastic_block():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_a_seed_gives_the_same_episodes_on_every_device_and_a_generator_draws_where_it_is():
-    here, there = episodes(4, generator=0), episodes(4, generator=0, device="cuda")
-    assert torch.equal(here.stimuli, there.stimuli.cpu())
+    here = episodes(4, generator=0)
+    with torch.device("cuda"):
+        assert torch.equal(here.stimuli, episodes(4, generator=0).stimuli)
     on_device = torch.Generator("cuda").manual_seed(0)
     assert episodes(4, generator=on_device).query.is_cuda
-    assert not episodes(4, generator=on_device, device="cpu").query.is_cuda
+    assert not episodes(4, generator=on_device).to("cpu").query.is_cuda
 
 
 @pytest.mark.parametrize(

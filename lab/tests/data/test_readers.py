@@ -6,7 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ncode_lab.data import load, read_celeba, read_cifar10, read_idx
+from ncode_lab.data import load
+from ncode_lab.data.celeba import read_celeba
+from ncode_lab.data.pickles import read_pickle
+from ncode_lab.data.readers import read_cifar10, read_idx
 
 import ncode
 
@@ -166,8 +169,6 @@ def test_a_damaged_pickle_is_named(tmp_path, data):
 
 @given(at=st.integers(0, 400), value=st.integers(0, 255))
 def test_any_wrong_byte_in_a_pickle_is_read_or_named_and_nothing_else(at, value):
-    from ncode_lab.data.pickles import read_pickle
-
     data = bytearray(published.python_2_pickle(published.random_bytes(1, 200), [3]))
     data[at % len(data)] = value
     with contextlib.suppress(ncode.InputError):

@@ -45,13 +45,10 @@ def test_a_score_repeats_and_does_not_depend_on_batches():
 
 
 def test_a_score_without_images_gets_a_sentence():
-    whole = KernelDistance(colours, subset_size=8)
-    whole.update(pictures(20), real=True)
-    whole.update(pictures(20, 1), real=False)
-    whole.compute()
-    whole.reset()
+    score = KernelDistance(colours, subset_size=8)
+    score.update(pictures(20, 1), real=False)
     with pytest.raises(InputError, match="there are no real ones"):
-        whole.compute()
+        score.compute()
 
 
 def test_only_the_published_network_gives_a_score_named_kid():

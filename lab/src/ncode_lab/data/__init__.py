@@ -4,13 +4,11 @@ Everything random is a function of a seed, and is drawn on the CPU unless a gene
 same seed gives the same data whatever device trains.
 """
 
-from .celeba import read_celeba
 from .datasets import DATASETS, MissingData, find, load
-from .download import cache_dir, fetch
+from .download import cache_dir
 from .drawing import draw_digits, draw_shapes
 from .images import Images, ImageSets, Normalisation, hold_out
-from .problems import Episodes, Points, Trajectories, annuli, episodes, oscillation, reflection
-from .readers import read_cifar10, read_idx
+from .problems import Episodes, Points, annuli, episodes, oscillation, reflection
 from .sampling import augment, batch_indices, batches_per_epoch, stream
 
 __all__ = [
@@ -21,7 +19,6 @@ __all__ = [
     "MissingData",
     "Normalisation",
     "Points",
-    "Trajectories",
     "annuli",
     "augment",
     "batch_indices",
@@ -30,14 +27,10 @@ __all__ = [
     "draw_digits",
     "draw_shapes",
     "episodes",
-    "fetch",
     "find",
     "hold_out",
     "load",
     "oscillation",
-    "read_celeba",
-    "read_cifar10",
-    "read_idx",
     "reflection",
     "stream",
 ]

@@ -37,17 +37,6 @@ def read_celeba(folder: str | Path, *, cache: str | Path | None = None, progress
         folder: The folder of 000001.jpg and so on.
         cache: The folder of the cache; nothing is stored if it is not writable. Default: `cache_dir()`.
         progress: Called as progress("CelebA", images done, images in all).
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from PIL import Image
-    >>> from ncode_lab.data import read_celeba
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for k in range(10):
-    ...         Image.new("RGB", (89, 109), (10 * k, 0, 0)).save(Path(folder) / f"{k + 1:06}.jpg")
-    ...     train, test = read_celeba(folder, cache=folder)
-    >>> train, len(test)
-    (Images(CelebA (first 10), train, 9 of 3 x 64 x 64, on cpu), 1)
     """
     folder = Path(folder)
     paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in (".jpg", ".jpeg"))

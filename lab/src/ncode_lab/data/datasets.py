@@ -21,13 +21,7 @@ _GENERATED = {"train": 2000, "test": 500}  # images of a drawn set
 
 
 class MissingData(InputError):
-    """Data that were found in no folder.
-
-    >>> import ncode
-    >>> from ncode_lab.data import MissingData
-    >>> issubclass(MissingData, ncode.InputError)
-    True
-    """
+    """Data that were found in no folder."""
 
 
 class File(NamedTuple):

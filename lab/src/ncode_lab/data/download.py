@@ -50,15 +50,6 @@ def fetch(
         target: Where to put it. Nothing is done if it exists.
         checksum: "sha256:..." or "md5:...", in hexadecimal.
         progress: Called as progress(name, bytes done, bytes in all or None).
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> from ncode_lab.data import fetch
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder) / "data.bin"
-    ...     _ = path.write_bytes(b"already here")
-    ...     fetch(["https://example.com/data.bin"], path).read_bytes()
-    b'already here'
     """
     target = Path(target)
     if target.exists():

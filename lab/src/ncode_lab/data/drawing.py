@@ -42,11 +42,7 @@ def draw_digits(count: int, *, generator: Randomness, side: int = 28, split: str
 def draw_shapes(count: int, *, generator: Randomness, side: int = 32, split: str = "train") -> Images:
     """Draw shapes of random colour, place, size and angle on a background of another colour, with noise; 10 classes.
 
-    Args:
-        count: Number of images; classes are as even as possible.
-        generator: A torch.Generator on the CPU, or a seed.
-        side: Height and width.
-        split: The split that the set stands for.
+    See `draw_digits` for the arguments.
 
     >>> from ncode_lab.data import draw_shapes
     >>> draw_shapes(20, generator=0).classes[:4]

@@ -31,14 +31,13 @@ class Points(NamedTuple):
         return Points(self.x.to(device), self.y.to(device))
 
 
-def reflection(size: int, *, generator: Randomness, dim: int = 1, device: str | torch.device | None = None) -> Points:
+def reflection(size: int, *, generator: Randomness, dim: int = 1) -> Points:
     """Draw points uniformly from [-1, 1]^dim, with targets y = -x: a map that no flow on the line can follow.
 
     Args:
         size: Number of points.
         generator: A torch.Generator, on whose device the points are drawn, or a seed.
         dim: Their dimension.
-        device: Where the result goes. Default: where it was drawn.
 
     >>> from ncode_lab.data import reflection
     >>> x, y = reflection(100, generator=0)
@@ -47,17 +46,10 @@ def reflection(size: int, *, generator: Randomness, dim: int = 1, device: str | 
     """
     size, dim, generator = check_count("size", size), check_count("dim", dim), as_generator(generator)
     x = torch.rand(size, dim, generator=generator, device=generator.device) * 2 - 1
-    return Points(x, -x).to(device or x.device)
+    return Points(x, -x)
 
 
-def annuli(
-    inner: int = 1000,
-    outer: int = 2000,
-    *,
-    generator: Randomness,
-    dim: int = 2,
-    device: str | torch.device | None = None,
-) -> Points:
+def annuli(inner: int = 1000, outer: int = 2000, *, generator: Randomness, dim: int = 2) -> Points:
     """Draw points of a ball (class 0) and of a shell around it (class 1), in random order, as in the ANODE paper.
 
     The radius is (r_max - r_min) u^(1/dim) + r_min with u uniform: even in the ball, denser inside in the shell. The
@@ -68,7 +60,6 @@ def annuli(
         inner, outer: Number of points of each class.
         generator: A torch.Generator, on whose device the points are drawn, or a seed.
         dim: Their dimension.
-        device: Where the result goes. Default: where it was drawn.
 
     >>> import torch
     >>> from ncode_lab.data import annuli
@@ -82,7 +73,7 @@ def annuli(
     x = torch.cat([_shell(counts[0], dim, 0.0, 0.5, generator), _shell(counts[1], dim, 1.0, 1.5, generator)])
     y = torch.arange(2, device=x.device).repeat_interleave(torch.tensor(counts, device=x.device))
     order = torch.randperm(len(x), generator=generator, device=x.device)
-    return Points(x[order], y[order]).to(device or x.device)
+    return Points(x[order], y[order])
 
 
 def _shell(size: int, dim: int, low: float, high: float, generator: torch.Generator) -> Tensor:
@@ -121,7 +112,6 @@ def episodes(
     generator: Randomness,
     times: int = 2,
     degradation: float = 0.5,
-    device: str | torch.device | None = None,
 ) -> Episodes:
     """Draw episodes of the memory task of Miconi et al. (2018): see patterns, then complete a degraded one of them.
 
@@ -135,7 +125,6 @@ def episodes(
         generator: A torch.Generator, on whose device everything is drawn, or a seed.
         times: Presentations per pattern.
         degradation: The fraction of bits set to 0, from 0 to 1; their number is exact, after rounding.
-        device: Where the result goes. Default: where it was drawn.
 
     >>> from ncode_lab.data import episodes
     >>> shown = episodes(8, bits=100, patterns=3, generator=0)
@@ -156,17 +145,11 @@ def episodes(
     samples = torch.arange(batch, device=generator.device)
     stimuli, target = all_patterns[samples[:, None], order], all_patterns[samples, asked]
     erased = torch.rand(batch, bits, **where).argsort(1)[:, : round(degradation * bits)]
-    return Episodes(stimuli, target.scatter(1, erased, 0.0), target, order, asked).to(device or generator.device)
+    return Episodes(stimuli, target.scatter(1, erased, 0.0), target, order, asked)
 
 
 class Trajectories(NamedTuple):
-    """States of the Van der Pol oscillator at given times.
-
-    >>> from ncode_lab.data import oscillation
-    >>> seen = oscillation([0.0, 0.5, 1.0], mu=2.0)
-    >>> seen.t, seen.x.shape, seen.mu
-    (tensor([0.0000, 0.5000, 1.0000]), torch.Size([1, 3, 2]), tensor([2.]))
-    """
+    """States of the Van der Pol oscillator at given times."""
 
     t: Tensor  # (T,)
     x: Tensor  # (batch, T, 2): position and velocity

@@ -120,13 +120,7 @@ def t_sne(
 
 @dataclass(frozen=True)
 class Clusters:
-    """Result of k-means: centres (k, d), the cluster of each point, and the sum of squared distances to centres.
-
-    >>> import torch, ncode_lab.metrics
-    >>> found = ncode_lab.metrics.k_means(torch.tensor([[0.0], [2.0], [8.0]]), 1)
-    >>> found.centres.shape, found.labels
-    (torch.Size([1, 1]), tensor([0, 0, 0]))
-    """
+    """Result of k-means: centres (k, d), the cluster of each point, and the sum of squared distances to centres."""
 
     centres: Tensor
     labels: Tensor
@@ -195,12 +189,7 @@ def _plus_plus(x: Tensor, clusters: int, generator: torch.Generator | None = Non
 
 
 def cumulative_sum(x: Tensor, width: int = 128) -> Tensor:
-    """Return the cumulative sum (n,) by products with triangular matrices: torch.cumsum is not deterministic on CUDA.
-
-    >>> import torch
-    >>> cumulative_sum(torch.arange(5.0), width=2)
-    tensor([ 0.,  1.,  3.,  6., 10.])
-    """
+    """Return the cumulative sum (n,) by products with triangles: torch.cumsum is not deterministic on CUDA."""
     rows = torch.nn.functional.pad(x, (0, -len(x) % width)).view(-1, width)
     within = rows @ x.new_ones(width, width).triu()
     before = within[:, -1] @ x.new_ones(len(rows), len(rows)).triu(1)

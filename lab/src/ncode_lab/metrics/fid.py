@@ -41,13 +41,7 @@ def frechet_distance(mean1: Tensor, covariance1: Tensor, mean2: Tensor, covarian
 
 
 def factor(covariance: Tensor) -> Tensor:
-    """Return a matrix A with A A^T = covariance, in float64, without columns for variances of 0.
-
-    >>> import torch
-    >>> a = factor(torch.tensor([[4.0, 0.0], [0.0, 0.0]]))
-    >>> (a @ a.T).tolist()
-    [[4.0, 0.0], [0.0, 0.0]]
-    """
+    """Return a matrix A with A A^T = covariance, in float64, without columns for variances of 0."""
     values, vectors = torch.linalg.eigh(covariance.detach().double())
     rounding = values[-1].clamp(min=0) * len(values) * torch.finfo(values.dtype).eps
     positive = values > rounding
@@ -86,13 +80,6 @@ class Statistics:
     """Streaming mean and covariance of features, in float64 whatever their dtype.
 
     Batches are centred before they are multiplied, so that a large mean costs no digits.
-
-    >>> import torch, ncode_lab.metrics
-    >>> seen = ncode_lab.metrics.Statistics()
-    >>> seen.update(torch.tensor([[0.0, 1.0], [2.0, 1.0]]))
-    >>> seen.update(torch.tensor([[4.0, 1.0]]))
-    >>> seen.count, seen.mean.tolist(), seen.covariance.tolist()
-    (3, [2.0, 1.0], [[4.0, 0.0], [0.0, 0.0]])
     """
 
     def __init__(self) -> None:
@@ -143,24 +130,6 @@ class Statistics:
         return self._factor
 
 
-def to_bytes(images: Tensor) -> Tensor:
-    """Convert numbers in [0, 1] to bytes, rounded to the nearest.
-
-    >>> import torch, ncode_lab.metrics
-    >>> ncode_lab.metrics.to_bytes(torch.tensor([0.0, 0.5, 1.0]))
-    tensor([  0, 128, 255], dtype=torch.uint8)
-    """
-    if not isinstance(images, Tensor) or not images.is_floating_point():
-        given = images.dtype if isinstance(images, Tensor) else type(images).__name__
-        raise InputError(f"to_bytes takes a tensor of numbers in [0, 1]; given {given}")
-    if not images.numel():
-        return images.to(torch.uint8)
-    low, high = (float(bound) for bound in images.detach().aminmax())
-    if not (low >= 0.0 and high <= 1.0):
-        raise InputError(f"images must lie in [0, 1]; given {low:g} to {high:g}: use images.clamp(0, 1), or rescale")
-    return images.detach().float().mul(255).add(0.5).to(torch.uint8)
-
-
 @torch.no_grad()
 def extract(network: FeatureNetwork, images: Tensor, batch: int = 250) -> Tensor:
     """Compute the features (n, d) of uint8 images, in batches, on the network's device.
@@ -187,14 +156,13 @@ class FeatureDistance(ABC):
     published_name: str  # with the FID network and its published weights
     generic_name: str  # with any other network
 
-    def __init__(self, network: FeatureNetwork, features: str | None, reset_real_features: bool, batch: int):
+    def __init__(self, network: FeatureNetwork, features: str | None, batch: int):
         if not callable(network):
             raise InputError(
                 "network must map uint8 images (n, 3, height, width) to features (n, d); given"
                 f" {type(network).__name__}: use ncode_lab.metrics.load_inception(path)"
             )
         self.network, self.batch = network, batch
-        self.reset_real_features = reset_real_features
         self.features = _features_name(network) if features is None else features
 
     @property
@@ -249,7 +217,8 @@ class FrechetDistance(FeatureDistance):
         reset_real_features: bool = True,
         batch: int = 250,
     ):
-        super().__init__(network, features, reset_real_features, batch)
+        super().__init__(network, features, batch)
+        self.reset_real_features = reset_real_features
         self.real, self.fake = Statistics(), Statistics()
 
     def update_features(self, features: Tensor, real: bool) -> None:

@@ -30,7 +30,6 @@ PRECISIONS = ("ieee", "tf32")
 
 FILES = ("inception-2015-12-05-fp16.safetensors", "pt_inception-2015-12-05-6726825d.pth")
 ADDRESS = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{FILES[1]}"
-CHECKSUM = "6726825d"  # the first digits of the SHA-256 of the published file
 # Of the published weights, with convolutions rounded to float16: the same for both files.
 FINGERPRINT = "4caed7af36b5f123f95ab0ef485442785c9ce6b4467729c6dea6f8c07bd3edd3"
 
@@ -48,7 +47,7 @@ def check_images(images: Any) -> Tensor:
     if images.dtype != torch.uint8:
         raise InputError(
             f"images must be bytes, uint8 from 0 to 255; given {images.dtype}: convert numbers in [0, 1] with"
-            " ncode_lab.metrics.to_bytes"
+            " (images * 255).round().to(torch.uint8)"
         )
     return images
 
@@ -113,12 +112,7 @@ class Inception(nn.Module):
 
 
 def resize(images: Tensor, side: int = SIDE) -> Tensor:
-    """Resize bilinearly to side x side on the grid of the original: pixel i takes its value at i * size / side.
-
-    >>> import torch
-    >>> resize(torch.tensor([[[[0.0, 4.0], [8.0, 12.0]]]]), 4)[0, 0, 0]
-    tensor([0., 2., 4., 4.])
-    """
+    """Resize bilinearly to side x side on the grid of the original: pixel i takes its value at i * size / side."""
     for dim in (2, 3):
         size = images.shape[dim]
         # In float32, as the original: its rounding decides which pixels are interpolated.
@@ -223,11 +217,11 @@ class _Mixed(nn.Module):
         return self.branch_pool(functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
 
 
-def load_inception(weights: str | Path | None = None, download: bool = False, precision: str = "ieee") -> Inception:
+def load_inception(weights: str | Path | None = None, precision: str = "ieee") -> Inception:
     """Load the FID network with weights from a file. Default: from the folder that NCODE_DATA names.
 
-    The file is a .safetensors or a .pth with the names of torchvision's Inception3. `download` fetches the published
-    one (95 MB) into NCODE_DATA if it is missing. `precision` is that of convolutions on CUDA: see `Inception`.
+    The file is a .safetensors or a .pth with the names of torchvision's Inception3. `precision` is that of
+    convolutions on CUDA: see `Inception`.
 
     >>> import ncode, ncode_lab.metrics
     >>> try:
@@ -236,7 +230,7 @@ def load_inception(weights: str | Path | None = None, download: bool = False, pr
     ...     print(error)
     there is no file nowhere.safetensors: it should hold the weights of the FID network, ...
     """
-    path = find_weights(weights, download)
+    path = find_weights(weights)
     given = {name: value for name, value in _read(path).items() if not _is_unused(name)}
     with torch.random.fork_rng(devices=[]):
         network = Inception(precision)
@@ -253,7 +247,7 @@ def load_inception(weights: str | Path | None = None, download: bool = False, pr
     return network
 
 
-def find_weights(weights: str | Path | None = None, download: bool = False) -> Path:
+def find_weights(weights: str | Path | None = None) -> Path:
     """Return the given file, or one of the known files in NCODE_DATA.
 
     >>> import tempfile, pathlib, ncode_lab.metrics
@@ -277,21 +271,14 @@ def find_weights(weights: str | Path | None = None, download: bool = False) -> P
     for place in places:
         if place.is_file():
             return place
-    if not download:
-        raise InputError(
-            f"the weights of the FID network are not in {root}: put {FILES[0]} into {places[0].parent}, or fetch"
-            f" {ADDRESS} there (load_inception(download=True) does)"
-        )
-    return _download(Path(root) / "inception" / FILES[1])
+    raise InputError(
+        f"the weights of the FID network are not in {root}: put {FILES[0]} into {places[0].parent}, or download"
+        f" {ADDRESS} there (95 MB)"
+    )
 
 
 def fingerprint(network: Inception) -> str:
-    """Return the SHA-256 of the weights, with convolutions rounded to float16, whatever file they came from.
-
-    >>> import ncode_lab.metrics
-    >>> len(ncode_lab.metrics.fingerprint(ncode_lab.metrics.Inception()))
-    64
-    """
+    """Return the SHA-256 of the weights, with convolutions rounded to float16, whatever file they came from."""
     sha = hashlib.sha256()
     for name, value in sorted(network.state_dict().items()):
         if not name.endswith("num_batches_tracked"):
@@ -340,16 +327,3 @@ def _check(path: Path, given: dict[str, Tensor], wanted: dict[str, Tensor]) -> N
             )
         if not given[name].is_floating_point() or not given[name].isfinite().all():
             raise InputError(f"{path} is damaged: {name} is not made of finite numbers; fetch the file again")
-
-
-def _download(path: Path) -> Path:
-    """Download and verify the published file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        torch.hub.download_url_to_file(ADDRESS, str(path), hash_prefix=CHECKSUM)
-    except (OSError, RuntimeError) as error:
-        raise InputError(
-            f"the weights of the FID network could not be fetched ({error}): fetch {ADDRESS} by hand, and put it into"
-            f" {path.parent}"
-        ) from error
-    return path

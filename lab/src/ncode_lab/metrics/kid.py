@@ -15,13 +15,7 @@ from .fid import FeatureDistance, FeatureNetwork
 
 
 class Spread(NamedTuple):
-    """The mean over subsets, and their standard deviation.
-
-    >>> import torch, ncode_lab.metrics
-    >>> features = torch.randn(20, 3)
-    >>> ncode_lab.metrics.kernel_distance(features, features + 1, subsets=1, subset_size=20)._fields
-    ('mean', 'std')
-    """
+    """The mean over subsets, and their standard deviation."""
 
     mean: Tensor
     std: Tensor
@@ -110,10 +104,9 @@ class KernelDistance(FeatureDistance):
         subsets: int = 100,
         subset_size: int = 1000,
         seed: int = 0,
-        reset_real_features: bool = True,
         batch: int = 250,
     ):
-        super().__init__(network, features, reset_real_features, batch)
+        super().__init__(network, features, batch)
         self.subsets, self.subset_size, self.seed = subsets, subset_size, seed
         self.real: list[Tensor] = []
         self.fake: list[Tensor] = []
@@ -129,9 +122,3 @@ class KernelDistance(FeatureDistance):
             raise InputError(f"{self.name} needs real and generated images; there are no {missing} ones")
         generator = torch.Generator().manual_seed(self.seed)
         return kernel_distance(torch.cat(self.real), torch.cat(self.fake), self.subsets, self.subset_size, generator)
-
-    def reset(self) -> None:
-        """Forget the generated images, and the real ones unless `reset_real_features=False`."""
-        self.fake.clear()
-        if self.reset_real_features:
-            self.real.clear()

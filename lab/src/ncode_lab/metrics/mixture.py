@@ -252,12 +252,7 @@ class Gaussians(ABC):
 
 
 class Full(Gaussians):
-    """Gaussians with full covariances (k, d, d).
-
-    >>> import torch
-    >>> Full(torch.zeros(1, 2), torch.eye(2)[None]).log_density(torch.zeros(1, 2))
-    tensor([[-1.8379]])
-    """
+    """Gaussians with full covariances (k, d, d)."""
 
     def __init__(self, means: Tensor, covariances: Tensor):
         self.means, self.covariances = means, covariances
@@ -309,12 +304,7 @@ class Full(Gaussians):
 
 
 class Diagonal(Gaussians):
-    """Gaussians with diagonal covariances (k, d).
-
-    >>> import torch
-    >>> Diagonal(torch.zeros(1, 2), torch.ones(1, 2)).log_density(torch.zeros(1, 2))
-    tensor([[-1.8379]])
-    """
+    """Gaussians with diagonal covariances (k, d)."""
 
     def __init__(self, means: Tensor, covariances: Tensor):
         self.means, self.covariances = means, covariances

@@ -54,19 +54,16 @@ def write_report(
     if out.is_dir():
         out = out / "report.html"
     with tempfile.TemporaryDirectory() as folder:
-        page = render([_drawn(run, Path(folder), redraw) for run in gather(runs, about)])
+        found = gather(runs, about)
+        if redraw is not None:
+            found = [run if run.drawings else replace(run, drawings=tuple(redraw(run, Path(folder)))) for run in found]
+        page = render(found)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _write(out, page)
     except OSError as error:
         raise InputError(f"the report cannot be written to {out}: {error.strerror or error}") from error
     return out
-
-
-def _drawn(run: Run, folder: Path, redraw: Callable[[Run, Path], Sequence[Drawing]] | None) -> Run:
-    if run.drawings or redraw is None:
-        return run
-    return replace(run, drawings=tuple(redraw(run, folder)))
 
 
 def render(runs: Sequence[Run]) -> str:
