@@ -2,7 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ncode_lab.data import Images, Normalisation, draw_digits, draw_shapes, hold_out, load
+from ncode_lab.data import Images, ImageSets, Normalisation, draw_digits, draw_shapes, hold_out, load
 
 import ncode
 
@@ -142,3 +142,8 @@ def test_normalisation_is_the_same_on_every_device():
     here, there = Normalisation.of(images), Normalisation.of(images.to("cuda"))
     assert torch.equal(here.mean, there.mean.cpu())
     assert torch.equal(here.std, there.std.cpu())
+
+
+def test_both_sets_move_to_a_device_together():
+    train, test = ImageSets(numbered(3), numbered(2)).to("meta")
+    assert (train.device.type, test.device.type, len(train), len(test)) == ("meta", "meta", 3, 2)

@@ -100,6 +100,10 @@ class ImageSets(NamedTuple):
         """Whether the images were drawn in place of a published set."""
         return self.train.generated
 
+    def to(self, device: str | torch.device) -> ImageSets:
+        """Copy both to a device."""
+        return ImageSets(self.train.to(device), self.test.to(device))
+
 
 def hold_out(images: Images, count: int = 5000, seed: int = 0) -> tuple[Images, Images]:
     """Split images at random into the rest and `count` held-out ones, to choose models without the test set.
