@@ -33,11 +33,7 @@ def check_positive(settings: object, *names: str) -> None:
 
 
 def check_not_negative(settings: object, *names: str) -> None:
-    """Check that settings are at least zero.
-
-    >>> from types import SimpleNamespace
-    >>> check_not_negative(SimpleNamespace(lr=0.0), "lr")
-    """
+    """Check that settings are at least zero."""
     for name in names:
         if not getattr(settings, name) >= 0:
             raise InputError(f"{name} must be at least 0; given {getattr(settings, name)!r}")
@@ -70,11 +66,7 @@ def curves_by_model(results: Iterable[Result]) -> dict[str, list[Curves]]:
 
 
 def file_name(label: str) -> str:
-    """A label as a part of a file name.
-
-    >>> file_name("training cifar10, modern")
-    'training-cifar10-modern'
-    """
+    """A label as a part of a file name."""
     return re.sub(r"[^\w.]+", "-", label).strip("-")
 
 
@@ -84,14 +76,7 @@ def mean_control_norm(solution: Solution) -> Tensor:
 
 
 class StepClock:
-    """Measures the time per training step, without evaluations and without the first steps, which compile and warm up.
-
-    >>> clock = StepClock(warm_up=1)
-    >>> for step in range(4):
-    ...     clock.tick(step)
-    >>> clock.mean >= 0, clock.counted
-    (True, 2)
-    """
+    """Measures the time per training step, without evaluations and the first steps, which compile and warm up."""
 
     def __init__(self, warm_up: int = 5):
         self.warm_up, self.seen, self.counted, self.total = warm_up, 0, 0, 0.0

@@ -92,10 +92,6 @@ def spread_of(seeds: Sequence[Curves], quantity: Quantity) -> Spread | None:
     """Mean and range over seeds at the steps of the first, up to the end of the shortest.
 
     Seeds may be logged at different steps, depending on the speed of the machine: values are interpolated linearly.
-
-    >>> seeds = [{"train step": [1, 3], "train loss": [1.0, 0.0]}, {"train step": [1, 2, 3], "train loss": [3, 1, 0]}]
-    >>> spread_of(seeds, Quantity("train", "loss", "loss")).mean
-    tensor([2., 0.], dtype=torch.float64)
     """
     step, name = f"{quantity.kind} step", f"{quantity.kind} {quantity.name}"
     known = [_pair(seed[step], seed[name]) for seed in seeds if step in seed and name in seed]

@@ -43,11 +43,7 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 3.2, height: floa
 
 
 def tile(images: Tensor, columns: int, gap: int = 1) -> Any:
-    """Images (n, C, H, W), bytes, as one array (height, width, 3), row by row, on white.
-
-    >>> tile(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), columns=3).shape
-    (17, 26, 3)
-    """
+    """Images (n, C, H, W), bytes, as one array (height, width, 3), row by row, on white."""
     count, _, height, width = images.shape
     rows = -(-count // columns)
     sheet = torch.full((3, rows * (height + gap) - gap, columns * (width + gap) - gap), 255, dtype=torch.uint8)

@@ -291,6 +291,14 @@ def test_a_clock_counts_no_evaluations():
     assert clock.counted == 2
 
 
+def test_a_clock_leaves_the_first_steps_out():
+    clock = StepClock(warm_up=1)
+    for step in range(4):
+        clock.tick(step)
+    assert clock.counted == 2
+    assert clock.mean >= 0
+
+
 def test_the_training_loss_is_the_mean_between_evaluations():
     seen = {"evaluation step": [2, 4], "train step": [1, 2, 3, 4], "train loss": [4.0, 2.0, 1.0, 0.0]}
     seen |= {f"evaluation {name}": [0.5, 0.7] for name in ("accuracy", "loss", "nfe")}

@@ -44,13 +44,10 @@ class Annuli(Experiment):
     a field of its own: open loop, theta = gamma(x0); closed loop, as in the paper's equation 4, theta starts at
     gamma(x0) and follows dtheta/dt = g(x).
 
-    All models have the same number of training steps and, as far as whole units allow, the same number of parameters.
-    With more steps a NODE gets nearly every held-out point right, since it can pull the annulus open along a gap
-    between the points; on the whole annulus that gap is never empty. The metric `circle` shows it: the fraction of a
-    circle within the outer annulus that lies on the wrong side, which is above 0 for every NODE that classifies a point
-    of the disc correctly.
-
-    Validation points (for curves, and to choose settings by) are drawn separately from the test points of the table.
+    All models have the same number of steps and, as far as whole units allow, of parameters. With more steps a NODE
+    gets nearly every held-out point right, since it can pull the annulus open along a gap between the points. The
+    metric `circle`, the fraction of a circle within the annulus that lies on the wrong side, is above 0 for every NODE
+    that classifies a point of the disc correctly. Validation points, for the curves, are not the test points.
     """
 
     name = "annuli"
@@ -165,11 +162,7 @@ _FLOWS = (
 
 
 def draw_points(settings: Annuli, seed: int, purpose: Literal["train", "validation", "test"]) -> Points:
-    """The points of a seed. Each purpose has points of its own.
-
-    >>> draw_points(Annuli(), 0, "test").y.bincount().tolist()
-    [1000, 2000]
-    """
+    """The points of a seed. Each purpose has points of its own."""
     if purpose == "train":
         counts = settings.inner, settings.outer
     else:

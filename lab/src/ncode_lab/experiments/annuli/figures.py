@@ -24,64 +24,36 @@ TITLES = {"node": "NODE", "anode": "ANODE", "open-loop": "open-loop N-CODE", "cl
 
 
 class Boundary(NamedTuple):
-    """How a model divides the plane.
+    """How a model divides the plane."""
 
-    Attributes:
-        axis: Coordinates (G,) along each side of the square.
-        probability: Of the outer class at each of them, (G, G), one row per height.
-        x, y: Held-out points (n, 2) and their classes (n,).
-        accuracy: On all held-out points.
-    """
-
-    axis: Tensor
-    probability: Tensor
-    x: Tensor
-    y: Tensor
-    accuracy: float
+    axis: Tensor  # coordinates (G,) along each side of the square
+    probability: Tensor  # of the outer class, (G, G), one row per height
+    x: Tensor  # held-out points (n, 2)
+    y: Tensor  # their classes (n,)
+    accuracy: float  # on all held-out points
 
 
 class Paths(NamedTuple):
-    """Trajectories of points.
+    """Trajectories of points."""
 
-    Attributes:
-        xs: Trajectories (n, T, 2), in the plane.
-        y: Classes (n,).
-        line: (a, b, c) of the read-out's boundary a x + b y + c = 0; empty where it is not a line of this plane.
-        zeros: Number of dimensions that are not shown.
-    """
-
-    xs: Tensor
-    y: Tensor
-    line: Tensor
-    zeros: int = 0
+    xs: Tensor  # (n, T, 2), in the plane
+    y: Tensor  # classes (n,)
+    line: Tensor  # (a, b, c) of the read-out's boundary a x + b y + c = 0; empty if it is not a line of this plane
+    zeros: int = 0  # dimensions that are not shown
 
 
 class Flows(NamedTuple):
-    """The fields that two points of different classes meet.
+    """The fields that two points of different classes meet."""
 
-    Attributes:
-        ts: Times (K,) at which the field is known.
-        axis: Coordinates (G,) along each side of the square.
-        fields: (2, K, G, G, 2): point, time, height, place, direction.
-        times: Times (T,) of the trajectories.
-        xs: The two trajectories (2, T, 2).
-    """
-
-    ts: Tensor
-    axis: Tensor
-    fields: Tensor
-    times: Tensor
-    xs: Tensor
+    ts: Tensor  # times (K,) at which the field is known
+    axis: Tensor  # coordinates (G,) along each side of the square
+    fields: Tensor  # (2, K, G, G, 2): point, time, height, place, direction
+    times: Tensor  # (T,), of the trajectories
+    xs: Tensor  # the two trajectories (2, T, 2)
 
 
 def draw_boundaries(boundaries: Mapping[str, Boundary]) -> Figure:
-    """One panel per model: the probability of a class over the plane, with held-out points.
-
-    >>> axis = torch.linspace(-2, 2, 5)
-    >>> boundary = Boundary(axis, torch.rand(5, 5), torch.zeros(1, 2), torch.zeros(1), 0.9)
-    >>> len(draw_boundaries({"node": boundary}).axes) - 1  # besides the colour bar
-    1
-    """
+    """One panel per model: the probability of a class over the plane, with held-out points."""
     figure, panels = _panels(boundaries)
     image = None
     for panel, (model, boundary) in zip(panels, boundaries.items(), strict=True):
@@ -104,12 +76,7 @@ def draw_boundaries(boundaries: Mapping[str, Boundary]) -> Figure:
 
 
 def draw_trajectories(paths: Mapping[str, Paths]) -> Figure:
-    """One panel per model: trajectories of both classes, each panel at its own scale.
-
-    >>> path = Paths(torch.rand(4, 3, 2), torch.tensor([0, 1, 0, 1]), torch.tensor([1.0, 1.0, -1.0]))
-    >>> len(draw_trajectories({"node": path, "open-loop": path}).axes)
-    2
-    """
+    """One panel per model: trajectories of both classes, each panel at its own scale."""
     figure, panels = _panels(paths)
     for panel, (model, path) in zip(panels, paths.items(), strict=True):
         # The larger class first, so that the disc is not buried.
@@ -133,13 +100,7 @@ def draw_trajectories(paths: Mapping[str, Paths]) -> Figure:
 
 
 def draw_flows(flows: Flows, model: str) -> Figure:
-    """One row per point, one column per time: the field that the point meets, and its trajectory so far.
-
-    >>> places, fields = torch.linspace(-1, 1, 5), torch.rand(2, 2, 5, 5, 2)
-    >>> flow = Flows(torch.tensor([0.0, 1.0]), places, fields, torch.linspace(0, 1, 3), torch.rand(2, 3, 2))
-    >>> len(draw_flows(flow, "closed-loop").axes)
-    4
-    """
+    """One row per point, one column per time: the field that the point meets, and its trajectory so far."""
     figure = new_figure(2, len(flows.ts), width=2.0, height=2.15)
     panels = figure.subplots(2, len(flows.ts), sharex=True, sharey=True, squeeze=False)
     for kind in range(2):
@@ -155,13 +116,7 @@ def draw_flows(flows: Flows, model: str) -> Figure:
 
 
 def draw_fields(flows: Mapping[str, Flows]) -> Figure:
-    """One column per model, one row per point: the field that the point meets half-way, and its whole trajectory.
-
-    >>> places, fields = torch.linspace(-1, 1, 5), torch.rand(2, 2, 5, 5, 2)
-    >>> flow = Flows(torch.tensor([0.0, 1.0]), places, fields, torch.linspace(0, 1, 3), torch.rand(2, 3, 2))
-    >>> len(draw_fields({"node": flow, "open-loop": flow}).axes)
-    4
-    """
+    """One column per model, one row per point: the field that the point meets half-way, and its whole trajectory."""
     figure = new_figure(2, len(flows), width=2.4, height=2.5)
     panels = figure.subplots(2, len(flows), squeeze=False)
     for column, (model, flow) in enumerate(flows.items()):
@@ -239,9 +194,5 @@ def _title(model: str) -> str:
 
 
 def _per_cent(share: float) -> str:
-    """Never rounded up to 100 %.
-
-    >>> _per_cent(0.99996), _per_cent(1.0)
-    ('99.9 %', '100 %')
-    """
+    """Never rounded up to 100 %."""
     return "100 %" if share >= 1 else f"{int(1000 * share) / 10:.1f} %"

@@ -31,12 +31,7 @@ TIMES = 5  # of figure A.1
 
 
 class Classifier(nn.Module):
-    """A block and a linear read-out: positive for the outer class.
-
-    >>> import torch
-    >>> Classifier(NCODE(MLP(2)), 2)(torch.zeros(5, 2)).shape
-    torch.Size([5])
-    """
+    """A block and a linear read-out: positive for the outer class."""
 
     def __init__(self, block: NCODE, dim: int):
         super().__init__()
@@ -84,12 +79,7 @@ def build(model: str, width: int, hidden: int = 6, tolerance: float = TOLERANCE)
 
 
 def build_within(model: str, hidden: int, seed: int) -> Classifier:
-    """The widest classifier of that name with at most 910 parameters.
-
-    >>> counts = [sum(p.numel() for p in build_within(model, 6, 0).parameters()) for model in MODELS]
-    >>> all(880 <= count <= 910 for count in counts)
-    True
-    """
+    """The widest classifier of that name with at most 910 parameters."""
 
     def make(width: int) -> Classifier:
         torch.manual_seed(seed)

@@ -15,13 +15,7 @@ Curves = Mapping[str, Sequence[float]]
 
 
 def draw_reconstructions(truth: Tensor, back: Mapping[str, Tensor]) -> Figure:
-    """A row of test images (n, C, H, W), bytes, and below it the reconstructions, one row per model.
-
-    >>> import torch
-    >>> images = torch.zeros(4, 1, 28, 28, dtype=torch.uint8)
-    >>> len(draw_reconstructions(images, {"ae": images, "vae": images}).axes)
-    3
-    """
+    """A row of test images (n, C, H, W), bytes, and below it the reconstructions, one row per model."""
     rows = {"test images": truth, **{title(model): images for model, images in back.items()}}
     figure = new_figure(len(rows), 1, width=0.575 * len(truth) + 1.25, height=0.64)
     # "constrained" knows the width of long names only at the second drawing: the first one, an SVG, cut them off.
@@ -34,13 +28,7 @@ def draw_reconstructions(truth: Tensor, back: Mapping[str, Tensor]) -> Figure:
 
 
 def draw_orbit(orbit: Tensor, truth: Tensor, ts: Tensor) -> Figure:
-    """One row per image: the decoded states of its trajectory (rows, T, C, H, W), and the image itself at the end.
-
-    >>> import torch
-    >>> orbit = torch.zeros(2, 5, 1, 28, 28, dtype=torch.uint8)
-    >>> len(draw_orbit(orbit, orbit[:, 0], torch.linspace(0, 10, 5)).axes)
-    2
-    """
+    """One row per image: the decoded states of its trajectory (rows, T, C, H, W), and the image itself at the end."""
     rows, count = orbit.shape[:2]
     width, height = orbit.shape[-1] + 1, 0.62 * rows
     figure = new_figure(1, 1, width=0.62 * (count + 1.4) + 0.3, height=height + 0.45)
@@ -62,11 +50,6 @@ def draw_training(curves: Mapping[str, Sequence[Curves]], principal: Mapping[str
     Args:
         curves: Curves of each model, one per seed.
         principal: Errors of principal components, drawn as horizontal lines, by name.
-
-    >>> seen = {"evaluation step": [5, 10], "evaluation error": [0.2, 0.1]}
-    >>> seen |= {"train step": [1, 9], "train error": [1, 0.1]}
-    >>> len(draw_training({"ae": [seen]}, {"PCA": 0.05}).axes)
-    1
     """
     figure = new_figure(1, 1, width=5.2, height=3.4)
     panel = figure.subplots()

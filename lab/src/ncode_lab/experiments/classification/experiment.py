@@ -190,14 +190,7 @@ class Classification(ClassifierSettings, Experiment):
 
     @classmethod
     def redraw(cls, results: Sequence[Result]) -> list[Picture]:
-        """The same figure for each label that has several models.
-
-        >>> seen = {f"evaluation {name}": [1.0, 2.0] for name in ("step", "accuracy", "loss", "nfe")}
-        >>> about = ("mnist", "smoke", 0, {}, {}, 1, 1.0, "", {}, "", "", {}, seen)
-        >>> results = [Result("classification", model, *about) for model in ("ncode", "anode")]
-        >>> [picture.name for picture in Classification.redraw(results)]
-        ['training-mnist']
-        """
+        """The same figure for each label that has several models."""
         models: dict[str, set[str]] = {}
         for result in results:
             models.setdefault(result.dataset, set()).add(result.model)
@@ -238,12 +231,7 @@ class Classification(ClassifierSettings, Experiment):
 
 
 def label_of(settings: Classification, model: str) -> str:
-    """The label of a model's rows in tables: data set, regime, and the relevant settings that are not the default.
-
-    >>> settings = Classification(regime="modern", dropout=0.5)
-    >>> [label_of(settings, model) for model in ("ncode", "anode", "ncode-net")]
-    ['cifar10, modern, dropout 0.5', 'cifar10, modern', 'cifar10, modern, networks']
-    """
+    """The label of a model's rows in tables: data set, regime, and the relevant settings that are not the default."""
     parts = [settings.dataset, *(["modern"] if settings.regime == "modern" else [])]
     if is_network(model):
         parts.append("networks")
@@ -266,9 +254,6 @@ def relevant_settings(model: str) -> tuple[str, ...]:
     """The settings that distinguish two trainings of a model, in the order of a label.
 
     anode-wide has no gamma, but its size is that of ncode. Networks of blocks have a gamma of their own.
-
-    >>> relevant_settings("anode")
-    ('kinetic_cost', 'weight_decay', 'label_smoothing', 'clip', 'filters', 'zeros')
     """
     trained = ("weight_decay", "label_smoothing", "clip")
     if is_network(model):

@@ -40,13 +40,7 @@ class Course(NamedTuple):
 
 
 def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
-    """Accuracy, losses and evaluations, from the curves of the seeds of each model.
-
-    >>> seen = {"evaluation step": [0, 5, 10], "evaluation accuracy": [0.1, 0.5, 0.9], "evaluation loss": [2.3, 1, 0.3]}
-    >>> seen |= {"evaluation nfe": [14, 14, 20], "train step": [1, 4, 9], "train loss": [2.2, 1.2, 0.2]}
-    >>> len(draw_classification({"ncode": [seen, seen]}).axes)
-    3
-    """
+    """Accuracy, losses and evaluations, from the curves of the seeds of each model."""
     figure = new_figure(1, 3, width=3.6, height=3.2)
     accuracy, losses, nfe = figure.subplots(1, 3)
     for model, seeds in curves.items():

@@ -144,10 +144,6 @@ def measure(model: ImageClassifier, images: Tensor, labels: Tensor, chunk: int, 
     """Accuracy, loss, evaluations per solve and failures on all images; `changes` are solver options.
 
     Every chunk has the same size, the last one being filled up, so that a compiled solver sees one shape.
-
-    >>> model = build_classifier("node", (1, 8, 8))
-    >>> sorted(measure(model, torch.zeros(5, 1, 8, 8), torch.arange(5), chunk=2))
-    ['accuracy', 'failed', 'loss', 'nfe']
     """
     count, device = len(images), images.device
     total = torch.zeros(4, dtype=torch.float64, device=device)
@@ -165,10 +161,6 @@ def evaluations(model: ImageClassifier, images: Tensor, labels: Tensor, **change
     """Evaluations per sample, forward and backward (0 if a graph is kept); `changes` are solver options.
 
     Gradients of the model are left as they are.
-
-    >>> found = evaluations(build_classifier("node", (1, 8, 8)), torch.zeros(2, 1, 8, 8), torch.arange(2))
-    >>> found["nfe"] > found["nfe backward"] > 0
-    True
     """
     torch.clear_autocast_cache()  # it may hold copies of weights made without gradients
     with torch.enable_grad():

@@ -26,13 +26,7 @@ class Map(NamedTuple):
 
 
 def draw_maps(maps: Mapping[str, Map], classes: Sequence[str]) -> Figure:
-    """One row per model: its map coloured by mixture components, and by labels.
-
-    >>> import torch
-    >>> some = Map(torch.randn(20, 2), torch.arange(20) % 2, torch.arange(20) % 2, 1.0)
-    >>> len(draw_maps({"auton-code": some}, ("zero", "one")).axes)
-    2
-    """
+    """One row per model: its map coloured by mixture components, and by labels."""
     figure = new_figure(len(maps), 2, width=3.9, height=3.7)
     panels = figure.subplots(len(maps), 2, squeeze=False)
     colours = [colormaps["tab10"](number % 10) for number in range(max(10, len(classes)))]

@@ -45,20 +45,12 @@ def _with_control(model: Autoencoder) -> AutoNCODE:
 
 
 def to_floats(images: Tensor) -> Tensor:
-    """Bytes as floats from 0 to 1, of the default dtype.
-
-    >>> to_floats(torch.tensor([0, 255], dtype=torch.uint8))
-    tensor([0., 1.])
-    """
+    """Bytes as floats from 0 to 1, of the default dtype."""
     return images.to(torch.get_default_dtype()) / 255
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """Floats from 0 to 1 as bytes; values outside are clipped.
-
-    >>> to_bytes(torch.tensor([0.0, 0.5, 1.5]))
-    tensor([  0, 128, 255], dtype=torch.uint8)
-    """
+    """Floats from 0 to 1 as bytes; values outside are clipped."""
     return images.clamp(0, 1).mul(255).add(0.5).to(torch.uint8)
 
 

@@ -33,24 +33,12 @@ def colour(model: str) -> str:
 
 
 def title(model: str) -> str:
-    """The display name of a model.
-
-    >>> title("auton-code"), title("pixels")
-    ('AutoN-CODE', 'pixels')
-    """
+    """The display name of a model."""
     return TITLES.get(model, model)
 
 
 def draw_per_dataset(results: Sequence[Result], draw: Callable[[list[Result]], list[Picture]]) -> list[Picture]:
-    """Draw the results of each data set, with its name in the file names and captions.
-
-    >>> from matplotlib.figure import Figure
-    >>> about = ("celeba (first 10k)", "paper", 0, {}, {}, 1, 1.0, "", {}, "", "")
-    >>> results = [Result("generate", model, *about) for model in ("auton-code", "ae")]
-    >>> pictures = draw_per_dataset(results, lambda some: [Picture("widths", Figure(), f"{len(some)} models.")])
-    >>> [(picture.name, picture.caption) for picture in pictures]
-    [('widths-celeba-first-10k', 'celeba (first 10k): 2 models.')]
-    """
+    """Draw the results of each data set, with its name in the file names and captions."""
     found: dict[str, list[Result]] = {}
     for result in results:
         found.setdefault(result.dataset, []).append(result)

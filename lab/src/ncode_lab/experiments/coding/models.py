@@ -125,11 +125,7 @@ class AutoencoderSettings:
         return Flow(norm, self.gain or best.gain, best.start if self.start == "auto" else self.start)
 
     def noise_of(self, kind: str) -> float:
-        """Noise on the codes of a model.
-
-        >>> [AutoencoderSettings(name, code_noise=-1).noise_of("ae") for name in ("cifar10", "mnist")]
-        [0.25, 0.0]
-        """
+        """Noise on the codes of a model."""
         if self.code_noise >= 0:
             return self.code_noise
         return 0.25 if self.colour and kind != "vae" else 0.0

@@ -37,15 +37,7 @@ def read_source(folder: str | Path) -> Source:
 
 
 def find_run(folder: str | Path) -> Path:
-    """The folder of a run: the given one, or the only run in it (as --out makes it).
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as out:
-    ...     (Path(out) / "autoencode-1").mkdir()
-    ...     _ = (Path(out) / "autoencode-1" / "run.json").write_text("{}")
-    ...     find_run(out).name
-    'autoencode-1'
-    """
+    """The folder of a run: the given one, or the only run in it (as --out makes it)."""
     folder = Path(folder)
     if (folder / "run.json").is_file():
         return folder

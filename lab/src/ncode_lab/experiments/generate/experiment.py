@@ -188,13 +188,7 @@ class Generate(Scored):
 
     @classmethod
     def redraw(cls, results: Sequence[Result]) -> list[Picture]:
-        """Scores against components and widths, for each data set.
-
-        >>> about = ("cifar10", "full", 0, {}, {"fid floor": 30.0, "fid paper 10": 90.0, "fid paper 100": 60.0})
-        >>> results = [Result("generate", model, *about, 1, 1.0, "", {}, "", "") for model in ("auton-code", "ae")]
-        >>> [picture.name for picture in Generate.redraw(results)]
-        ['components-cifar10']
-        """
+        """Scores against components and widths, for each data set."""
         return draw_per_dataset(results, lambda some: score_pictures(some, cls.paper))
 
     @property

@@ -33,13 +33,7 @@ class Neighbours(NamedTuple):
 
 
 def draw_samples(samples: Mapping[str, Mapping[str, Tensor]], columns: int = 6) -> Figure:
-    """One row of panels per model, one panel per density: samples (n, C, H, W), bytes.
-
-    >>> import torch
-    >>> images = torch.zeros(36, 1, 28, 28, dtype=torch.uint8)
-    >>> len(draw_samples({"ae": {"10": images, "100": images}}).axes)
-    2
-    """
+    """One row of panels per model, one panel per density: samples (n, C, H, W), bytes."""
     wide = len(next(iter(samples.values())))
     figure = new_figure(len(samples), wide, width=2.1, height=2.2)
     panels = figure.subplots(len(samples), wide, squeeze=False)
@@ -67,10 +61,6 @@ def draw_scores(
         axis: Label of the horizontal axis.
         score: Label of the vertical axis.
         paper: The paper's own numbers, by model.
-
-    >>> line = Scores([10, 100], [80.0, 60.0])
-    >>> len(draw_scores({"ae": {"paper": line, "honest": line}}, {"ae": 40.0}, "components", "FID").axes)
-    1
     """
     figure = new_figure(1, 1, width=6.4, height=3.9)
     panel = figure.subplots()
@@ -91,14 +81,7 @@ def draw_scores(
 
 
 def draw_neighbours(found: Mapping[str, Neighbours]) -> Figure:
-    """One panel per density: in each row a sample and, to its right, the test images nearest to it.
-
-    >>> import torch
-    >>> images = torch.zeros(5, 1, 28, 28, dtype=torch.uint8)
-    >>> some = Neighbours(images, images[:, None].expand(-1, 3, -1, -1, -1), 0.5)
-    >>> len(draw_neighbours({"100 components": some}).axes)
-    2
-    """
+    """One panel per density: in each row a sample and, to its right, the test images nearest to it."""
     count = len(next(iter(found.values())).samples)
     near = next(iter(found.values())).nearest.shape[1]
     figure = new_figure(1, len(found), width=0.55 * (near + 1) + 0.5, height=0.5 * count + 0.8)

@@ -45,14 +45,7 @@ def score_pictures(results: Sequence[Result], paper: Sequence[Reported]) -> list
 
 
 def neighbours_of(images: Tensor, sets: ImageSets, count: int = 4) -> tuple[Tensor, float]:
-    """The test images nearest to images (n, count, C, H, W), and how often one is nearer than as many training images.
-
-    >>> from ncode_lab.data import ImageSets, draw_digits
-    >>> sets = ImageSets(draw_digits(30, generator=0), draw_digits(20, generator=1, split="test"))
-    >>> near, nearer = neighbours_of(sets.test.images[:5], sets)
-    >>> torch.equal(near[:, 0], sets.test.images[:5]), nearer
-    (True, 1.0)
-    """
+    """The nearest test images (n, count, C, H, W), and how often one is nearer than any of as many training images."""
     same = min(len(sets.test), len(sets.train))
     of_test, index = _nearest(images, sets.test.take(slice(0, same)), min(count, same))
     of_train, _ = _nearest(images, sets.train.take(slice(0, same)), 1)

@@ -85,11 +85,12 @@ class Interpolate(Scored):
         codes = encode(model, test)
         order = torch.randperm(len(codes), generator=stream(0, "pairs")).to(codes.device)
         first, second = codes[order[:PAIRS]], codes[order[PAIRS : 2 * PAIRS]]
+        a, b, c = codes[order[:3]]
         units = Units.of(codes)
         between = {
             "lines": line(first, second, STEPS),
             "arcs": units.undo(arc(units(first), units(second), STEPS)),
-            "square": square(*codes[order[:3]], STEPS),
+            "square": square(a, b, c, STEPS),
         }
         for name, places in between.items():
             images = decode(model, places.flatten(0, 1)).unflatten(0, places.shape[:2])
@@ -122,11 +123,7 @@ class Interpolate(Scored):
 
 
 def line(first: Tensor, second: Tensor, steps: int) -> Tensor:
-    """Codes in equal steps from first to second (n, m), including both: (n, steps, m).
-
-    >>> line(torch.zeros(1, 1), torch.ones(1, 1), 3).flatten()
-    tensor([0.0000, 0.5000, 1.0000])
-    """
+    """Codes in equal steps from first to second (n, m), including both: (n, steps, m)."""
     fraction = torch.linspace(0, 1, steps, device=first.device, dtype=first.dtype)[:, None]
     return first[:, None] + fraction * (second - first)[:, None]
 
@@ -135,11 +132,6 @@ def arc(first: Tensor, second: Tensor, steps: int) -> Tensor:
     """Codes in equal angles around 0 from first to second (n, m), including both: (n, steps, m); norms in equal steps.
 
     Codes with the same or opposite directions, and a code at 0, get a line.
-
-    >>> arc(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0, 3.0]]), 3)
-    tensor([[[1.0000, 0.0000],
-             [1.4142, 1.4142],
-             [0.0000, 3.0000]]])
     """
     fraction = torch.linspace(0, 1, steps, device=first.device, dtype=first.dtype)[:, None]
     sizes = first.norm(dim=1, keepdim=True), second.norm(dim=1, keepdim=True)

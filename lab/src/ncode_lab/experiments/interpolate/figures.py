@@ -12,13 +12,7 @@ from ..coding.figures import title
 
 
 def draw_lines(lines: Mapping[str, Tensor]) -> Figure:
-    """One panel per model: in each row the images between two test images (rows, steps, C, H, W), bytes.
-
-    >>> import torch
-    >>> some = torch.zeros(3, 7, 1, 28, 28, dtype=torch.uint8)
-    >>> len(draw_lines({"auton-code": some, "ae": some}).axes)
-    2
-    """
+    """One panel per model: in each row the images between two test images (rows, steps, C, H, W), bytes."""
     rows, steps = next(iter(lines.values())).shape[:2]
     figure = new_figure(1, len(lines), width=0.46 * steps + 0.2, height=0.46 * rows + 0.4)
     for panel, (model, images) in zip(figure.subplots(1, len(lines), squeeze=False)[0], lines.items(), strict=True):
@@ -28,13 +22,7 @@ def draw_lines(lines: Mapping[str, Tensor]) -> Figure:
 
 
 def draw_squares(squares: Mapping[str, Tensor]) -> Figure:
-    """One square per model (steps, steps, C, H, W), bytes: three of its corners are reconstructed test images.
-
-    >>> import torch
-    >>> some = torch.zeros(5, 5, 1, 28, 28, dtype=torch.uint8)
-    >>> len(draw_squares({"auton-code": some, "ae": some}).axes)
-    2
-    """
+    """One square per model (steps, steps, C, H, W), bytes: three of its corners are reconstructed test images."""
     steps = len(next(iter(squares.values())))
     figure = new_figure(1, len(squares), width=0.44 * steps + 0.4, height=0.44 * steps + 0.5)
     panels = figure.subplots(1, len(squares), squeeze=False)[0]

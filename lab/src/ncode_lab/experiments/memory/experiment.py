@@ -21,7 +21,7 @@ from ...metrics import bit_error_rate
 from ...training import Column, Loss, Reported, Result, Task, Trial, TrialContext
 from ..base import Experiment, Finished, Picture
 from ..common import check_choices, check_positive
-from .models import HOLD, MODELS, SOLVER_STEPS, Model, build_memory
+from .models import HOLD, MODELS, SOLVER_STEPS, Model, build_memory, evaluations
 
 if TYPE_CHECKING:
     from .figures import Line
@@ -43,11 +43,9 @@ class Memory(Experiment):
     first degradation only, and LSTMs at the first number of patterns only.
 
     At n = 100 with 10 patterns and 0.7 or 0.9 of the bits lost, or 5 and 0.9, plastic N-CODE stays above 1 %, although
-    the nearest of the patterns shown would be right. All patterns are stored in one matrix of pair products, so the
-    others interfere (crosstalk), and the query is stored like the rest while it is completed. Minimising the error
-    itself over mu and theta_0, as far as the symmetry of the task leaves them free (one number off and one on the
-    diagonal, one on that of theta_0), gives 1.4, 11.3 and 2.5 %, or 1.1, 10.0 and 2.0 % with a query of 2 to 4 s
-    instead of the paper's 0.5.
+    the nearest of the patterns shown would be right: all are stored in one matrix of pair products and interfere, and
+    so does the query. Minimising the error itself over mu and theta_0, as far as the symmetry of the task leaves them
+    free, gives 1.4, 11.3 and 2.5 %, or 1.1, 10.0 and 2.0 % with a query of 2 to 4 s instead of the paper's 0.5.
     """
 
     name = "memory"
@@ -172,12 +170,6 @@ class Memory(Experiment):
         Args:
             results: Results of this experiment.
             episode: File kept/episode.safetensors of a trial, to draw an episode too.
-
-        >>> about = {"n": 20, "patterns": 2, "degradation": 0.5}
-        >>> curves = {"train step": [1, 2], "train error": [0.3, 0.1]}
-        >>> one = Result("memory", "ncode", "", "smoke", 0, {"batch": 4}, {}, 800, 1.0, "", {}, "", "", about, curves)
-        >>> [picture.name for picture in Memory.redraw([one])]
-        ['error']
         """
         from .figures import draw_episode, draw_plastic, draw_rivals
 
@@ -228,9 +220,8 @@ class Remember(Task):
         self.settings, self.trial, self.about = settings, trial, trial.about
         total = settings.episodes if trial.model == "ncode" else settings.rival_episodes
         self.steps = max(1, round(total / settings.batch))
-        memory = build_memory(trial.model, self.about["n"], scale=SCALE, units=settings.units)
-        self.model: nn.Module = memory
-        self.nfe = memory.nfe(2 * self.about["patterns"])
+        self.model: nn.Module = build_memory(trial.model, self.about["n"], scale=SCALE, units=settings.units)
+        self.nfe = evaluations(trial.model, 2 * self.about["patterns"])
         self.device = torch.device("cpu")
 
     def draw(self, count: int, generator: torch.Generator) -> Episodes:

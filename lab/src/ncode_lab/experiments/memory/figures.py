@@ -40,12 +40,7 @@ class Line(NamedTuple):
 
 
 def draw_rivals(lines: Sequence[Line]) -> Figure:
-    """One panel per setting at which models are compared, one row per n. Settings of ncode alone are left out.
-
-    >>> line = Line("ncode", 100, 3, 0.5, (8, 16, 24), (0.3, 0.1, 0.0))
-    >>> len(draw_rivals([line, line._replace(model="lstm")]).axes)
-    1
-    """
+    """One panel per setting at which models are compared, one row per n. Settings of ncode alone are left out."""
     settings = _settings(line for line in lines if line.model != "ncode") or _settings(lines)
     rows = sorted({n for n, _, _ in settings})
     columns = max(sum(n == row for n, _, _ in settings) for row in rows)
@@ -64,12 +59,7 @@ def draw_rivals(lines: Sequence[Line]) -> Figure:
 
 
 def draw_plastic(lines: Sequence[Line]) -> Figure:
-    """ncode alone: one row per n, one panel per degradation, one line per number of patterns.
-
-    >>> lines = [Line("ncode", 100, count, 0.5, (8, 16, 24), (0.3, 0.1, 0.0)) for count in (2, 3)]
-    >>> len(draw_plastic(lines).axes)
-    1
-    """
+    """ncode alone: one row per n, one panel per degradation, one line per number of patterns."""
     lines = [line for line in lines if line.model == "ncode"]
     rows, columns, counts = (sorted({line[place] for line in lines}) for place in (1, 3, 2))
     figure = new_figure(len(rows), len(columns), width=3.2, height=2.7)
@@ -97,10 +87,6 @@ def draw_episode(ts: Tensor, xs: Tensor, query: Tensor, target: Tensor, order: T
         target: The whole pattern, (n,).
         order: The pattern of each presentation, (presentations,).
         asked: The pattern to recall, (1,).
-
-    >>> draw_episode(torch.arange(6.0), torch.ones(6, 4), torch.tensor([1.0, 0, 0, -1]), torch.ones(4),
-    ...              torch.tensor([0, 1]), torch.tensor([0])).axes[1].get_xlabel()
-    '0 of 4 wrong'
     """
     rows = torch.arange(len(target))[:MOST]
     rows = rows[torch.argsort(2.0 * (query[rows] != 0) + (target[rows] < 0), stable=True)]

@@ -31,14 +31,6 @@ class DataControlledMemory(nn.Module):
 
     Each pattern, and then the query, is concatenated to x(t) in the field for 0.5 s. x starts at 0 and is carried from
     one presentation to the next; its value at the end is the answer.
-
-    Args:
-        n: Bits of a pattern.
-        scale: Size of W at first.
-
-    >>> import torch
-    >>> DataControlledMemory(10)(torch.ones(2, 6, 10), torch.ones(2, 10)).shape
-    torch.Size([2, 10])
     """
 
     def __init__(self, n: int, scale: float = 1e-3):
@@ -49,23 +41,11 @@ class DataControlledMemory(nn.Module):
         """x at the end of the query."""
         return _run_episode(self.block, stimuli, query)
 
-    def nfe(self, presentations: int) -> int:
-        """Evaluations of the field per episode."""
-        return 4 * SOLVER_STEPS * (presentations + 1)
-
 
 class ODERNNMemory(nn.Module):
     """A continuous RNN with fixed weights and a linear read-out: dh/dt = tanh(W h + x_stim), answer R h, n x n each.
 
     Each pattern, and then the query, is an input current for 0.5 s. h starts at 0 and is carried through the episode.
-
-    Args:
-        n: Bits of a pattern.
-        scale: Size of W and R at first.
-
-    >>> import torch
-    >>> ODERNNMemory(10)(torch.ones(2, 6, 10), torch.ones(2, 10)).shape
-    torch.Size([2, 10])
     """
 
     def __init__(self, n: int, scale: float = 1e-3):
@@ -77,23 +57,11 @@ class ODERNNMemory(nn.Module):
         """R h at the end of the query."""
         return _run_episode(self.block, stimuli, query) @ self.read_out.mT
 
-    def nfe(self, presentations: int) -> int:
-        """Evaluations of the field per episode."""
-        return 4 * SOLVER_STEPS * (presentations + 1)
-
 
 class LSTMMemory(nn.Module):
     """A plain LSTM and a linear read-out.
 
     Each pattern, and then the query, is its input for 5 time steps; the answer is read out at the end.
-
-    Args:
-        n: Bits of a pattern.
-        units: Hidden units.
-
-    >>> import torch
-    >>> LSTMMemory(10, 32)(torch.ones(2, 6, 10), torch.ones(2, 10)).shape
-    torch.Size([2, 10])
     """
 
     def __init__(self, n: int, units: int = 5000):
@@ -106,10 +74,6 @@ class LSTMMemory(nn.Module):
         shown = torch.cat([stimuli, query[:, None]], 1).repeat_interleave(LSTM_STEPS, 1)
         return self.read_out(self.lstm(shown)[0][:, -1])
 
-    def nfe(self, presentations: int) -> int:
-        """Time steps per episode."""
-        return LSTM_STEPS * (presentations + 1)
-
 
 class ClampedLSTMMemory(nn.Module):
     """An LSTM with strong inputs and clamped cells, after the description in Miconi et al. (2018).
@@ -117,15 +81,6 @@ class ClampedLSTMMemory(nn.Module):
     Driven as `LSTMMemory`, but inputs are multiplied by `strength`, and the first n units are visible: the cell of each
     is held at the bit shown to it for as long as it is shown (a bit of 0 leaves it free), and their outputs at the end
     of the query are the answer. The paper does not say how cells were clamped; this is our reading.
-
-    Args:
-        n: Bits of a pattern.
-        units: Hidden units, including the visible ones.
-        strength: Factor of the inputs.
-
-    >>> import torch
-    >>> ClampedLSTMMemory(10, 32)(torch.ones(2, 6, 10), torch.ones(2, 10)).shape
-    torch.Size([2, 10])
     """
 
     def __init__(self, n: int, units: int = 5000, strength: float = 20.0):
@@ -151,15 +106,8 @@ class ClampedLSTMMemory(nn.Module):
                 h = o.sigmoid() * c.tanh()
         return h[:, : query.shape[1]]
 
-    def nfe(self, presentations: int) -> int:
-        """Time steps per episode."""
-        return LSTM_STEPS * (presentations + 1)
 
-
-MemoryModule = PlasticMemory | DataControlledMemory | ODERNNMemory | LSTMMemory | ClampedLSTMMemory
-
-
-def build_memory(name: str, n: int, *, scale: float = 1e-3, units: int = 5000) -> MemoryModule:
+def build_memory(name: str, n: int, *, scale: float = 1e-3, units: int = 5000) -> nn.Module:
     """The model of that name. ncode, data-control and ode-rnn have 2 n^2 parameters each.
 
     Args:
@@ -184,6 +132,11 @@ def build_memory(name: str, n: int, *, scale: float = 1e-3, units: int = 5000) -
             return LSTMMemory(n, units)
         case _:
             return ClampedLSTMMemory(n, units)
+
+
+def evaluations(name: str, presentations: int) -> int:
+    """Evaluations of the field, or time steps of an LSTM, per episode."""
+    return (LSTM_STEPS if name.startswith("lstm") else 4 * SOLVER_STEPS) * (presentations + 1)
 
 
 class _Concatenated(nn.Module):

@@ -18,21 +18,13 @@ START = ScalarMappable(Normalize(-1, 1), colormaps["coolwarm"])
 
 
 class Flow(NamedTuple):
-    """What one model does with numbers.
+    """Trajectories of one model, and the field of the last one."""
 
-    Attributes:
-        ts: Times (T,).
-        xs: Trajectories (samples, T).
-        grid: Points (G,) at which the field is known.
-        slopes: The field that the last sample meets, (G, T).
-        error: The mean squared error at the end.
-    """
-
-    ts: Tensor
-    xs: Tensor
-    grid: Tensor
-    slopes: Tensor
-    error: float
+    ts: Tensor  # times (T,)
+    xs: Tensor  # trajectories (samples, T)
+    grid: Tensor  # points (G,) at which the field is known
+    slopes: Tensor  # the field that the last sample meets, (G, T)
+    error: float  # mean squared error at the end
 
 
 def draw_reflection(flows: Mapping[str, Flow]) -> Figure:

@@ -20,32 +20,18 @@ TARGET = {"color": "#56B4E9", "linewidth": 4.5, "alpha": 0.75, "solid_capstyle":
 
 
 class Fit(NamedTuple):
-    """The fit of one model in one regime.
+    """The fit of one model in one regime."""
 
-    Attributes:
-        ts: Times (T,).
-        target: The oscillation at these times, (T,).
-        x, theta: The model's state and control, (T,) each.
-        seen: The end of the fitted time.
-        mu: The learnt parameter.
-    """
-
-    ts: Tensor
-    target: Tensor
-    x: Tensor
-    theta: Tensor
-    seen: float
-    mu: float
+    ts: Tensor  # times (T,)
+    target: Tensor  # the oscillation, (T,)
+    x: Tensor  # the model's state (T,)
+    theta: Tensor  # and control (T,)
+    seen: float  # end of the fitted time
+    mu: float  # learnt
 
 
 def draw_vanderpol(regimes: Mapping[float, Mapping[str, Fit]]) -> Figure:
-    """One row per regime: x against time for both controls, and the plane of x and theta.
-
-    >>> import torch
-    >>> fit = Fit(torch.linspace(0, 1, 5), torch.rand(5), torch.rand(5), torch.rand(5), 0.5, 1.1)
-    >>> len(draw_vanderpol({1.0: {"dynamic": fit}, 5.0: {"dynamic": fit}}).axes)
-    4
-    """
+    """One row per regime: x against time for both controls, and the plane of x and theta."""
     rows = max(1, len(regimes))
     figure = new_figure(rows, 1, width=9.6, height=2.0)
     figure.set_figheight(2.0 * rows + 0.6)
@@ -64,11 +50,7 @@ def draw_vanderpol(regimes: Mapping[float, Mapping[str, Fit]]) -> Figure:
 
 
 def draw_learning(curves: Mapping[float, Sequence[Mapping[str, Sequence[float]]]]) -> Figure:
-    """The mu of the dynamic control during training: one colour per regime, one line per seed; dashed: the true mu.
-
-    >>> len(draw_learning({2.0: [{"train step": [1, 2], "train mu": [1.0, 1.5]}]}).axes)
-    1
-    """
+    """The mu of the dynamic control during training: one colour per regime, one line per seed; dashed: the true mu."""
     figure = new_figure(1, 1, width=5.6, height=3.3)
     panel = figure.subplots()
     for place, (mu, seeds) in enumerate(curves.items()):

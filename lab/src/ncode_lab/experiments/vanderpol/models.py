@@ -55,12 +55,7 @@ class Lienard(Dynamics):
 
 
 class Oscillator(nn.Module):
-    """Lienard's equation with a constant or a dynamic control, started at rest.
-
-    >>> oscillator = Oscillator("dynamic", mu=1.0)
-    >>> oscillator(torch.linspace(0, 1, 5)).shape
-    torch.Size([5])
-    """
+    """Lienard's equation with a constant or a dynamic control, started at rest."""
 
     def __init__(self, model: str, mu: float):
         super().__init__()
