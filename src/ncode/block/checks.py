@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._types import Shape, Shapes, Theta, format_shape, format_shapes
+from .._modules import Shape, Shapes, Theta, format_shape, format_shapes
 from ..dynamics import Dynamics
 from ..errors import InputError
 

@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from .._types import Theta
+from .._modules import Theta
 from ..closed_forms.select import ClosedForm, PlasticForm, can_solve
 from ..control import Controller, State, Static
 from ..control.base import expand_shared

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._types import format_shapes
+from .._modules import format_shapes
 from ..checks import check_choice
 from ..closed_forms.select import ClosedForm, closed_form
 from ..control import Controller

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._modules import Theta
 from .._torch_private import is_symbolic
-from .._types import Theta
 from ..closed_forms.select import ClosedFormResult
 from ..control import Controller, State
 from ..control.base import Constant, Motion, expand_shared

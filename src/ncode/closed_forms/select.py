@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._modules import Theta
 from .._torch_private import is_transforming
-from .._types import Theta
 from ..control.base import Constant, Motion, OuterProduct
 from ..dynamics.base import ACTIVATIONS, Product, Structure
 from ..ode.problem import SolveOptions

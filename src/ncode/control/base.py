@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from .._saving import Configurable
-from .._types import Shapes, Theta, format_shape
+from .._modules import Configurable, Shapes, Theta, format_shape
 from ..errors import InputError
 
 

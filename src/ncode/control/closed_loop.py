@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._saving import Configurable
-from .._types import Shapes, Theta
+from .._modules import Configurable, Shapes, Theta
 from ..checks import check_choice, check_function, check_number
 from ..errors import InputError
 from .base import Constant, Controller, check_bound, check_closed

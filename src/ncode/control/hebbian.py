@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .._types import Shapes, Theta, format_shapes
+from .._modules import Shapes, Theta, format_shapes
 from ..checks import check_number
 from ..errors import InputError
 from .base import Controller, Motion, OuterProduct

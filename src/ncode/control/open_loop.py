@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._saving import accept_old_names
-from .._types import Shapes, Theta, format_shapes
+from .._modules import Shapes, Theta, accept_old_names, format_shapes
 from ..checks import check_count, check_number
 from ..errors import InputError
 from .base import Controller, check_closed

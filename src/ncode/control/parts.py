@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
-from .._saving import current_name
-from .._types import Shapes, Theta
+from .._modules import Shapes, Theta, current_name
 from ..checks import check_choice
 from ..errors import InputError
 from .base import Constant, Controller, General, Motion, State, by_name

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from .._saving import accept_old_names
-from .._types import Shapes, Theta
+from .._modules import Shapes, Theta, accept_old_names
 from .base import Controller, State, check_closed
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .._types import Shapes, Theta
+from .._modules import Shapes, Theta
 from ..checks import check_choice, check_count, check_number
 from ..errors import InputError
 from .base import Constant, Controller, General, Motion, State, check_closed

@@ -1,6 +1,6 @@
 """Controlled vector fields f(t, x, theta)."""
 
-from .._types import Shape, Shapes, Theta
+from .._modules import Shape, Shapes, Theta
 from .base import Dynamics, Product
 from .conv_block import ConvBlock
 from .linear import Linear, Recurrent, SparseLinear

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._saving import Configurable
-from .._types import Shape, Theta
+from .._modules import Configurable, Shape, Theta
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._types import Shape, Theta
+from .._modules import Shape, Theta
 from ..checks import check_choice, check_count
 from ._convolution import FORMULATIONS, sample_conv2d
 from ._fused_block import can_fuse, fused_block

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._types import Theta
+from .._modules import Theta
 from ..checks import check_choice, check_count
 from ..errors import InputError
 from .base import ACTIVATIONS, Dynamics, Product, Structure

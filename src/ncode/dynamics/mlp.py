@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from .._types import Shape, Theta
+from .._modules import Shape, Theta
 from ..checks import check_choice, check_count
 from .base import ACTIVATIONS, Dynamics
 from .linear import affine

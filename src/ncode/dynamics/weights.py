@@ -8,8 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from .._saving import accept_old_names, current_name
-from .._types import Shapes, Theta
+from .._modules import Shapes, Theta, accept_old_names, current_name
 from ..checks import check_choice
 from ..errors import InputError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._types import Shape, Shapes, Theta
+from .._modules import Shape, Shapes, Theta
 from ..checks import check_count, check_function
 from ..errors import InputError
 from .base import Dynamics, Structure

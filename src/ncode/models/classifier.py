@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._saving import Configurable
+from .._modules import Configurable
 from ..block import NCODE, from_pretrained, save_pretrained
 from ..checks import check_count
 from ..costs import CostLike

@@ -1,16 +1,45 @@
-"""What saved files need of a module: its constructor arguments, and the control names of earlier versions."""
+"""What dynamics and controllers share: named shapes, constructor arguments, control names of earlier versions."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from .errors import InputError
 
+Shape = tuple[int | None, ...]
+"""The shape of one sample's tensor. None: any size."""
+
+Shapes = Mapping[str, Shape]
+"""The shape of each control, by name."""
+
+Theta = Mapping[str, Tensor]
+"""A control: tensors (batch, ...) by name."""
+
 _KERNELS = {"1x1 in": "conv_in", "3x3": "conv_3x3", "1x1 out": "conv_out"}
+
+
+def format_shape(shape: Shape) -> str:
+    """Return a shape as text.
+
+    >>> format_shape((3, None))
+    '(3, any)'
+    """
+    sizes = ["any" if size is None else str(size) for size in shape]
+    return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+
+
+def format_shapes(shapes: Shapes) -> str:
+    """Return named shapes as text.
+
+    >>> format_shapes({"weight": (3, 2), "image": (1, None, None)})
+    "'weight' (3, 2), 'image' (1, any, any)"
+    """
+    return ", ".join(f"{name!r} {format_shape(shape)}" for name, shape in shapes.items()) or "none"
 
 
 class Configurable(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ncode
-from ncode._saving import current_name
+from ncode._modules import current_name
 from ncode.block import NCODE
 from ncode.control import Feedback, Parts
 from ncode.dynamics import MLP, Augmented, ConvBlock
