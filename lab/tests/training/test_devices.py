@@ -1,5 +1,4 @@
 import builtins
-import sys
 from typing import NamedTuple
 
 import pytest
@@ -7,7 +6,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ncode_lab.training import RunOptions
-from ncode_lab.training import devices as device_module
 from ncode_lab.training.devices import shard_batch, start_fabric
 from torch import Tensor
 
@@ -55,30 +53,6 @@ def test_deterministic_is_set_and_unset():
     assert torch.are_deterministic_algorithms_enabled()
     start_fabric(RunOptions(device="cpu"))
     assert not torch.are_deterministic_algorithms_enabled()
-
-
-def test_fabric_is_found_under_either_name(monkeypatch):
-    there = sys.modules["lightning_fabric"]
-    asked = []
-
-    def find(name):
-        asked.append(name)
-        if name == "lightning_fabric":
-            raise ModuleNotFoundError("none", name=name)
-        return there
-
-    monkeypatch.setattr(device_module, "import_module", find)
-    assert device_module._import_fabric() is there
-    assert asked == ["lightning_fabric", "lightning.fabric"]
-
-
-def test_fabric_that_is_not_installed_is_told_so(monkeypatch):
-    def find(name):
-        raise ModuleNotFoundError("none", name=name.partition(".")[0])
-
-    monkeypatch.setattr(device_module, "import_module", find)
-    with pytest.raises(InputError, match="pip install pytorch-lightning"):
-        start_fabric(RunOptions(device="cpu"))
 
 
 def test_tensorboard_files_appear_when_asked_for(tmp_path):

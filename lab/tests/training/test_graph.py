@@ -153,9 +153,7 @@ def test_a_step_that_cannot_be_recorded_is_told_so_and_leaves_the_optimiser_as_i
     step = GraphedStep(optimiser, torch.device("cpu"))
     for _ in range(WARM_UP):
         step(looks, torch.zeros(2))
-    with pytest.raises(
-        RunError, match=r"test_graph.py, line \d+: called a synchronizing CUDA operation\. A recorded"
-    ):
+    with pytest.raises(RunError, match=r"test_graph.py, line \d+: called a synchronizing CUDA operation\. A recorded"):
         step(looks, torch.zeros(2))
     group = optimiser.param_groups[0]
     assert (group["lr"], group["capturable"]) == (0.1, False)

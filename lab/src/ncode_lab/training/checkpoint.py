@@ -41,14 +41,6 @@ class Checkpoints:
     Args:
         folder: The folder that holds them, one folder per checkpoint: step-000200.
         warn: Called with a message for each damaged checkpoint.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> temporary = TemporaryDirectory()
-    >>> checkpoints = Checkpoints(Path(temporary.name), warn=print)
-    >>> checkpoints.write(Checkpoint(200, {"weight": torch.ones(2)}, {"optimiser": {}}))
-    >>> checkpoints.load().step
-    200
-    >>> temporary.cleanup()
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]):
@@ -85,23 +77,16 @@ class Checkpoints:
             try:
                 return _unpack(path)
             except DamagedCheckpoint as reason:
-                renamed = self._set_aside(path)
-                self._warn(
-                    f"the checkpoint {path} is damaged ({reason}): it was renamed to {renamed}, and the previous one"
-                    " is used"
-                )
+                renamed = path.with_name(f"damaged-{path.name}")
+                shutil.rmtree(renamed, ignore_errors=True)
+                os.rename(path, renamed)
+                self._warn(f"the checkpoint {path} is damaged ({reason}): now {renamed.name}, and the previous is used")
         return None
 
     def _paths(self) -> list[Path]:
         """The checkpoints in place, oldest first."""
         found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
         return [path for _, path in sorted(found)]
-
-    def _set_aside(self, path: Path) -> str:
-        renamed = path.with_name(f"damaged-{path.name}")
-        shutil.rmtree(renamed, ignore_errors=True)
-        os.rename(path, renamed)
-        return renamed.name
 
     def _remove(self, path: Path) -> None:
         # Renamed first, so that a half-removed checkpoint is not mistaken for a damaged one.

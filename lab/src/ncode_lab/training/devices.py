@@ -7,12 +7,12 @@ import hashlib
 import logging
 import os
 from collections.abc import Sequence
-from importlib import import_module
 from subprocess import Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from ncode import InputError
 
@@ -22,7 +22,7 @@ from .progress import check_tensorboard
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-PRECISIONS = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed", "64": "64-true"}
+PRECISIONS: dict[str, Any] = {"32": "32-true", "bf16": "bf16-mixed", "16": "16-mixed", "64": "64-true"}
 SECONDS_TO_EXIT = 10
 
 
@@ -35,6 +35,10 @@ def start_fabric(options: RunOptions) -> Fabric:
     >>> fabric.device, fabric.world_size
     (device(type='cpu'), 1)
     """
+    # Imported here, since it takes a second, and reading results does not need it.
+    from lightning_fabric import Fabric
+    from lightning_fabric.strategies.ddp import DDPStrategy
+
     kind = _device_kind(options)
     if options.graph:
         _check_graph(options, kind)
@@ -42,13 +46,15 @@ def start_fabric(options: RunOptions) -> Fabric:
         check_tensorboard()
     _set_global_modes(options)
     several = options.devices * options.nodes > 1
-    module = _import_fabric()
-    fabric = module.Fabric(
+    # Its info messages only repeat the options.
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+    fabric = Fabric(
         accelerator=kind,
         devices=options.devices,
         num_nodes=options.nodes,
         precision=PRECISIONS[options.precision],
-        strategy=_ddp(module) if several else "auto",
+        # A loss need not use every parameter in every step.
+        strategy=DDPStrategy(find_unused_parameters=True) if several else "auto",
     )
     fabric.launch()
     if several:
@@ -57,20 +63,12 @@ def start_fabric(options: RunOptions) -> Fabric:
 
 
 def is_first_process() -> bool:
-    """Whether this is the one process that prints, of all processes of the run.
-
-    >>> is_first_process()
-    True
-    """
+    """Whether this is the one process that prints, of all processes of the run."""
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
 
 
 def broadcast(value: Any, fabric: Fabric | None) -> Any:
-    """Send the first process's value to all processes of a run.
-
-    >>> broadcast({"step": 3}, fabric=None)
-    {'step': 3}
-    """
+    """Send the first process's value to all processes of a run."""
     return value if fabric is None or fabric.world_size == 1 else fabric.broadcast(value)
 
 
@@ -113,27 +111,6 @@ def _set_global_modes(options: RunOptions) -> None:
     torch.set_default_dtype(torch.float64 if options.precision == "64" else torch.float32)
 
 
-def _import_fabric() -> Any:
-    """Import Lightning Fabric, which two packages provide under two names."""
-    for name in ("lightning_fabric", "lightning.fabric"):
-        try:
-            module = import_module(name)
-        except ModuleNotFoundError as error:
-            if error.name not in (name, name.partition(".")[0]):
-                raise
-            continue
-        # Its info messages only repeat the options.
-        logging.getLogger(name).setLevel(logging.WARNING)
-        return module
-    raise InputError("training needs Lightning Fabric: pip install pytorch-lightning")
-
-
-def _ddp(module: Any) -> Any:
-    strategies = import_module(f"{module.__name__}.strategies")
-    # A loss need not use every parameter in every step.
-    return strategies.DDPStrategy(find_unused_parameters=True)
-
-
 def _end_processes(others: Sequence[Popen]) -> None:
     """End the processes that this one has started, which would wait for it if it ends with an error."""
     if torch.distributed.is_initialized():
@@ -156,7 +133,7 @@ def shard_batch(batch: Any, rank: int, devices: int) -> Any:
     """
     if devices == 1:
         return batch
-    sizes = set(_batch_sizes(batch))
+    sizes = {each.shape[0] for each in pytree.tree_leaves(batch) if isinstance(each, Tensor) and each.dim()}
     if len(sizes) != 1:
         raise InputError(
             f"the tensors of a batch must have one length to be split over {devices} devices; given {sorted(sizes)}"
@@ -167,30 +144,8 @@ def shard_batch(batch: Any, rank: int, devices: int) -> Any:
             f"a batch of {size} cannot be split equally over {devices} devices: "
             f"choose a batch size that {devices} divides, or another number of --devices"
         )
-    part = size // devices
-    return _slice_tensors(batch, slice(rank * part, (rank + 1) * part))
-
-
-def _batch_sizes(batch: Any) -> list[int]:
-    if isinstance(batch, Tensor):
-        return [batch.shape[0]] if batch.dim() else []
-    if isinstance(batch, dict):
-        batch = list(batch.values())
-    if isinstance(batch, tuple | list):
-        return [size for each in batch for size in _batch_sizes(each)]
-    return []
-
-
-def _slice_tensors(batch: Any, part: slice) -> Any:
-    if isinstance(batch, Tensor):
-        return batch[part] if batch.dim() else batch
-    if isinstance(batch, dict):
-        return {key: _slice_tensors(each, part) for key, each in batch.items()}
-    if isinstance(batch, tuple | list):
-        parts = [_slice_tensors(each, part) for each in batch]
-        # A named tuple takes its fields one by one.
-        return type(batch)(*parts) if hasattr(batch, "_fields") else type(batch)(parts)
-    return batch
+    part = slice(rank * size // devices, (rank + 1) * size // devices)
+    return pytree.tree_map(lambda each: each[part] if isinstance(each, Tensor) and each.dim() else each, batch)
 
 
 # Random numbers as a function of their purpose: there is no generator state to save and restore.
@@ -208,14 +163,7 @@ def derive_seed(*keys: int | str) -> int:
 
 
 def seed_all(*keys: int | str) -> None:
-    """Seed torch's random numbers on all devices.
-
-    >>> seed_all(0, "weights")
-    >>> first = torch.rand(3)
-    >>> seed_all(0, "weights")
-    >>> bool((first == torch.rand(3)).all())
-    True
-    """
+    """Seed torch's random numbers on all devices."""
     torch.manual_seed(derive_seed(*keys))
 
 
@@ -223,8 +171,6 @@ def seed_step(*keys: int | str) -> None:
     """Seed torch's random numbers on the devices in use, fast enough for every training step.
 
     Where CUDA is available but unused, `torch.manual_seed` takes a millisecond.
-
-    >>> seed_step(0, "step", 1)
     """
     seed = derive_seed(*keys)
     torch.default_generator.manual_seed(seed)

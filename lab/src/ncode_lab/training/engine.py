@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -128,20 +128,13 @@ class Engine:
         self._graphed = GraphedStep(self._optimiser, self._fabric.device) if self._graph else None
 
 
-class Reading(NamedTuple):
-    """The loss and report of the last step, and whether any process was requested to stop."""
-
-    values: dict[str, float]
-    stop: bool
-
-
 class LossBuffer:
     """Collects losses on the device and reads them rarely, so that a step need not wait for the previous one.
 
     >>> losses = LossBuffer()
     >>> losses.add(Loss(torch.tensor(0.5), {"nfe": 12}))
     >>> losses.read(1)
-    Reading(values={'loss': 0.5, 'nfe': 12.0}, stop=False)
+    ({'loss': 0.5, 'nfe': 12.0}, False)
     """
 
     def __init__(self) -> None:
@@ -158,8 +151,11 @@ class LossBuffer:
         if self._losses:
             _check_finite(torch.stack(self._losses[-last:]).tolist(), step)
 
-    def read(self, step: int, stop: bool = False, fabric: Fabric | None = None) -> Reading:
-        """The numbers of `step`, averaged over all devices. Raises if a loss since the last call is not finite."""
+    def read(self, step: int, stop: bool = False, fabric: Fabric | None = None) -> tuple[dict[str, float], bool]:
+        """Loss and report of `step`, averaged over all devices, and whether any of them is requested to stop.
+
+        Raises if a loss since the last call is not finite.
+        """
         report = [_to_scalar(name, value, self._losses[-1]) for name, value in self._report.items()]
         stacked = torch.stack([*self._losses, *report, self._losses[-1].new_tensor(float(stop))])
         if fabric is not None and fabric.world_size > 1:
@@ -170,7 +166,7 @@ class LossBuffer:
         self._losses = []
         _check_finite(losses, step)
         reported = dict(zip(self._report, numbers[len(losses) : -1], strict=True))
-        return Reading({"loss": losses[-1], **reported}, numbers[-1] > 0)
+        return {"loss": losses[-1], **reported}, numbers[-1] > 0
 
 
 def _to_scalar(name: str, value: Tensor | float, like: Tensor) -> Tensor:

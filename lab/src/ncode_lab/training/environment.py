@@ -33,12 +33,7 @@ def versions() -> dict[str, str]:
     True
     """
     found = {"python": platform.python_version(), "torch": torch.__version__, "ncode": ncode.__version__}
-    for package in ("lightning", "pytorch-lightning", "lightning-fabric"):
-        try:
-            found["lightning"] = metadata.version(package)
-            break
-        except metadata.PackageNotFoundError:
-            continue
+    found["lightning"] = metadata.version("pytorch-lightning")
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     return found
@@ -114,8 +109,7 @@ def without_machine_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _relative(argument: str) -> str:
     option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
-    path = Path(value)
-    if not value or not path.is_absolute():
+    path, here = Path(value), Path.cwd()
+    if not path.is_absolute():
         return argument
-    here = Path.cwd()
     return option + equals + (str(path.relative_to(here)) if path.is_relative_to(here) else path.name)

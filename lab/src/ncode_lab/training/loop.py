@@ -74,12 +74,7 @@ def _check(task: Task, name: str) -> None:
 
 
 class StopRequest:
-    """Handles Ctrl-C and SIGTERM within a `with` block: the first signal sets `requested`, the second stops at once.
-
-    >>> with StopRequest() as stop:
-    ...     stop.requested
-    False
-    """
+    """Handles Ctrl-C and SIGTERM within a `with` block: the first signal sets `requested`, the second stops at once."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

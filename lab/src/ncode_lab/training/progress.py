@@ -163,15 +163,6 @@ class MetricsLog:
     Args:
         path: The file.
         writes: False in processes that must not touch it.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> temporary = TemporaryDirectory()
-    >>> log = MetricsLog(Path(temporary.name) / "metrics.jsonl")
-    >>> log.write(1, "train", "model", {"loss": 0.5})
-    >>> log.write(2, "train", "model", {"loss": 0.25})
-    >>> log.curves()
-    {'train step': [1, 2], 'train loss': [0.5, 0.25]}
-    >>> temporary.cleanup()
     """
 
     def __init__(self, path: Path, writes: bool = True):
@@ -244,14 +235,6 @@ class TensorBoardLog:
     Args:
         folder: Where its files go.
         done: Steps taken by earlier processes of the run; what they wrote after these steps is hidden.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> temporary = TemporaryDirectory()
-    >>> log = TensorBoardLog(Path(temporary.name))
-    >>> log.write(1, "train", {"loss": 0.5}); log.close()
-    >>> len(list(Path(temporary.name).iterdir()))
-    1
-    >>> temporary.cleanup()
     """
 
     def __init__(self, folder: Path, done: int = 0):
@@ -271,13 +254,7 @@ class TensorBoardLog:
 
 
 class TrialClock:
-    """Counts the seconds of a trial over all processes that ran it, up to the last checkpoint of each.
-
-    >>> clock = TrialClock()
-    >>> clock.resume(60.0)
-    >>> 60 < clock.seconds < 120
-    True
-    """
+    """Counts the seconds of a trial over all processes that ran it, up to the last checkpoint of each."""
 
     def __init__(self) -> None:
         self._earlier, self._started = 0.0, time.perf_counter()

@@ -116,11 +116,7 @@ class RunFolder:
 
 
 def find_unfinished(out: str | Path, experiment: str) -> Path | None:
-    """Find the newest folder of an experiment that is neither finished nor running. It is not locked.
-
-    >>> find_unfinished("no/such/folder", "annuli") is None
-    True
-    """
+    """Find the newest folder of an experiment that is neither finished nor running. It is not locked."""
     out, found = Path(out), []
     for path in out.iterdir() if out.is_dir() else ():
         stamp = _STAMP.fullmatch(path.name.removeprefix(f"{experiment}-"))
@@ -151,11 +147,6 @@ def lock_folder(folder: Path) -> bool:
     """Lock a folder for this process; False if another running process has locked it.
 
     The lock ends with the process that holds it, however that ends.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     lock_folder(Path(folder)), lock_folder(Path(folder)), unlock_folder(Path(folder))
-    (True, True, None)
     """
     folder = folder.resolve()
     if fcntl is None or folder in _lock_handles:

@@ -12,22 +12,12 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 
 def cosine(optimiser: Optimizer, steps: int, warmup: int = 0) -> LRScheduler:
-    """Half a cosine wave from 1 to 0, multiplied by a linear rise over the first `warmup` steps.
-
-    >>> optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    >>> cosine(optimiser, steps=100, warmup=10).get_last_lr()
-    [0.1]
-    """
+    """Half a cosine wave from 1 to 0, multiplied by a linear rise over the first `warmup` steps."""
     return LambdaLR(optimiser, functools.partial(cosine_factor, steps=steps, warmup=warmup))
 
 
 def one_cycle(optimiser: Optimizer, steps: int, warmup: float = 0.2) -> LRScheduler:
-    """A linear rise from 0.04 to 1 over a fraction `warmup` of the steps, then half a cosine wave down to 0.
-
-    >>> optimiser = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    >>> one_cycle(optimiser, steps=100).get_last_lr()
-    [0.04]
-    """
+    """A linear rise from 0.04 to 1 over a fraction `warmup` of the steps, then half a cosine wave down to 0."""
     return LambdaLR(optimiser, functools.partial(one_cycle_factor, steps=steps, warmup=warmup))
 
 
