@@ -4,7 +4,7 @@ from ncode_lab.experiments.autoencode.figures import draw_orbit, draw_reconstruc
 from ncode_lab.experiments.cluster.figures import Map, draw_maps
 from ncode_lab.experiments.coding.figures import COLOURS
 from ncode_lab.experiments.coding.models import KINDS
-from ncode_lab.experiments.generate.figures import Neighbours, Scores, draw_neighbours, draw_samples, draw_scores
+from ncode_lab.experiments.generate.figures import Neighbours, draw_neighbours, draw_samples, draw_scores
 from ncode_lab.experiments.interpolate.figures import draw_lines, draw_squares
 from ncode_lab.figures.style import tile
 
@@ -66,7 +66,7 @@ def test_training_curves_name_each_model_once():
 
 
 def test_scores_show_both_protocols_the_floor_and_the_papers_stars():
-    line = Scores([10, 100], [3.0, 2.0])
+    line = {10: 3.0, 100: 2.0}
     figure = draw_scores({"ae": {"paper": line, "honest": line}}, {"ae": 1.0}, "components", "FID", {"ae": line})
     assert len(figure.axes[0].get_lines()) == 4
     assert {"the paper's numbers", "AE", "coded and decoded test images"} <= set(texts(figure))

@@ -24,7 +24,9 @@ CAPTION = (
     " and the evaluations of the field per held-out image against its loss. Lines: means over seeds; bands: minimum to"
     " maximum."
 )
-_QUICK_DATA = {"dataset": "mnist", "models": ("anode", "ncode"), "fallback": True, "shrink": 2}
+_SMALL = {"dataset": "mnist", "models": ("anode", "ncode"), "fallback": True, "shrink": 2, "solver": "rk4", "steps": 1}
+_SMOKE = {"filters": 4, "images": 96, "test_images": 96, "held_out": 32, "epochs": 2, "batch": 32}
+_QUICK = {"filters": 16, "images": 20_000, "held_out": 2000, "epochs": 4, "batch": 100, "regime": "modern", "lr": 6e-3}
 _PAPER_ACCURACY = (("mnist", 0.982, 0.985, 0.992), ("cifar10", 0.612, 0.620, 0.741))
 
 
@@ -66,29 +68,8 @@ class Classification(ClassifierSettings, Experiment):
         " time."
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "smoke": {
-            **_QUICK_DATA,
-            "filters": 4,
-            "images": 96,
-            "test_images": 96,
-            "held_out": 32,
-            "epochs": 2,
-            "batch": 32,
-            "solver": "rk4",
-            "steps": 1,
-        },
-        "quick": {
-            **_QUICK_DATA,
-            "filters": 16,
-            "images": 20_000,
-            "held_out": 2000,
-            "regime": "modern",
-            "epochs": 4,
-            "batch": 100,
-            "lr": 6e-3,
-            "solver": "rk4",
-            "steps": 1,
-        },
+        "smoke": {**_SMALL, **_SMOKE},
+        "quick": {**_SMALL, **_QUICK},
         "full": {},
         "paper": {"gamma": "linear", "zeros": 10},
     }

@@ -48,6 +48,7 @@ CAPTION = (
     " coloured by labels. Each component has the colour of the label it was given. A few codes that lie far from all"
     " others may be outside."
 )
+_SMOKE = {"starts": 1, "beside": 40, "perplexity": 8.0, "iterations": 60, "threads": 1}
 _PAPER_ACCURACY = {
     # CIFAR-10, MNIST
     (PIXELS, "k-means"): (0.229, 0.572),
@@ -103,15 +104,7 @@ class Cluster(Coding):
         " (NMI)."
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "smoke": {
-            **SMOKE,
-            "models": ("auton-code",),
-            "starts": 1,
-            "beside": 40,
-            "perplexity": 8.0,
-            "iterations": 60,
-            "threads": 1,
-        },
+        "smoke": {**SMOKE, **_SMOKE, "models": ("auton-code",)},
         "quick": {**QUICK, "models": ("auton-code", "ae"), "starts": 10, "beside": 2500},
         "full": {**FULL, "dataset": "mnist"},
         "paper": {**PAPER, "dataset": "mnist"},

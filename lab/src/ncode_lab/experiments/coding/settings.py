@@ -27,32 +27,12 @@ PAPER_LR = 1e-3
 PATIENCE = 5  # epochs without improvement before the learning rate is halved
 HELD_OUT = 2000  # training images
 
-SMOKE: dict[str, Any] = {
-    "dataset": "mnist",
-    "fallback": True,
-    "width": 0.1,
-    "images": 256,
-    "test_images": 60,
-    "epochs": 1,
-}
-QUICK: dict[str, Any] = {
-    "dataset": "mnist",
-    "fallback": True,
-    "images": 20_000,
-    "test_images": 2500,
-    "epochs": 6,
-    "schedule": "cosine",
-}
+_DIGITS: dict[str, Any] = {"dataset": "mnist", "fallback": True}
+SMOKE = {**_DIGITS, "width": 0.1, "images": 256, "test_images": 60, "epochs": 1}
+QUICK = {**_DIGITS, "images": 20_000, "test_images": 2500, "epochs": 6, "schedule": "cosine"}
 # Our recipe, for all models alike.
-FULL: dict[str, Any] = {
-    "flips": True,
-    "shift": -1,
-    "still": 0.5,
-    "schedule": "cosine",
-    "batch": 128,
-    "texture": 1.0,
-    "code_noise": -1.0,
-}
+_AUGMENTED = {"flips": True, "shift": -1, "still": 0.5}
+FULL: dict[str, Any] = {**_AUGMENTED, "schedule": "cosine", "batch": 128, "texture": 1.0, "code_noise": -1.0}
 # The paper's recipe: the defaults, without our changes to the flow and the decoder. The paper does not name its norm.
 PAPER: dict[str, Any] = {"nonzeros": 0, "norm": "l2", "gain": 1.0, "start": "stored", "standardise": False}
 

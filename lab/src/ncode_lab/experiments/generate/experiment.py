@@ -37,6 +37,8 @@ _PAPER_FID = {
     "cifar10": {"vae": (105.45,), "ae": (73.24, 55.55), "auton-code": (34.90, 24.19)},
     "celeba": {"vae": (68.07,), "ae": (63.11, 55.60), "auton-code": (55.27, 52.47)},
 }
+_SMOKE = {"components": (2, 8), "widths": (0.1, 0.5), "score": "random"}
+_QUICK = {"components": (10, 30, 100, 300), "score": "random"}
 _CODES = {"paper": "test codes", "honest": "training codes"}
 
 
@@ -95,14 +97,8 @@ class Generate(Scored):
         " codes, and look at the test images nearest to samples."
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "smoke": {
-            **SMOKE,
-            "models": ("auton-code", "ae"),
-            "components": (2, 8),
-            "widths": (0.1, 0.5),
-            "score": "random",
-        },
-        "quick": {**QUICK, "models": ("auton-code", "ae", "vae"), "components": (10, 30, 100, 300), "score": "random"},
+        "smoke": {**SMOKE, **_SMOKE, "models": ("auton-code", "ae")},
+        "quick": {**QUICK, **_QUICK, "models": ("auton-code", "ae", "vae")},
         "full": FULL,
         "paper": PAPER,
     }

@@ -13,12 +13,7 @@ from torch import Tensor
 from ...figures.style import new_figure, show_images
 from ..coding.figures import colour, title
 
-
-class Scores(NamedTuple):
-    """Scores of one model and protocol, averaged over seeds, at each value of the axis."""
-
-    places: Sequence[float]
-    values: Sequence[float]
+Line = Mapping[float, float]  # a score at each value of the axis
 
 
 class Neighbours(NamedTuple):
@@ -47,11 +42,11 @@ def draw_samples(samples: Mapping[str, Mapping[str, Tensor]], columns: int = 6) 
 
 
 def draw_scores(
-    scores: Mapping[str, Mapping[str, Scores]],
+    scores: Mapping[str, Mapping[str, Line]],
     floors: Mapping[str, float],
     axis: str,
     score: str,
-    paper: Mapping[str, Scores] | None = None,
+    paper: Mapping[str, Line] | None = None,
 ) -> Figure:
     """A score against components or widths: one colour per model, solid for the paper's protocol, dashed for honest.
 
@@ -67,12 +62,12 @@ def draw_scores(
     for model, protocols in scores.items():
         for protocol, line in protocols.items():
             style = "-o" if protocol == "paper" else "--s"
-            panel.plot(line.places, line.values, style, color=colour(model), markersize=4, linewidth=1.3)
+            panel.plot(list(line), list(line.values()), style, color=colour(model), markersize=4, linewidth=1.3)
         if model in floors:
             panel.axhline(floors[model], color=colour(model), linestyle=":", linewidth=1)
-    places = sorted({place for protocols in scores.values() for line in protocols.values() for place in line.places})
+    places = sorted({place for protocols in scores.values() for line in protocols.values() for place in line})
     for model, line in (paper or {}).items():
-        panel.plot(line.places, line.values, "*", color=colour(model), markersize=11, markeredgecolor="black")
+        panel.plot(list(line), list(line.values()), "*", color=colour(model), markersize=11, markeredgecolor="black")
     panel.set(xscale="log", xlabel=axis, ylabel=score)
     panel.set_xticks(places, [f"{place:,g}" for place in places], minor=False)
     panel.minorticks_off()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,8 +13,7 @@ from ...training import Reported, Result
 from ..base import Picture
 from ..coding.scoring import FID, OTHER, Names
 
-if TYPE_CHECKING:
-    from .figures import Scores
+Line = dict[float, float]  # a score at each number of components, or width
 
 CAPTION = (
     "{score} of images drawn from {densities} against {axis}, averaged over the seeds that have all of them. Dotted:"
@@ -65,42 +63,37 @@ def _mean(results: Sequence[Result], metric: str) -> float:
     return sum(values) / len(values)
 
 
-def _lines(results: Sequence[Result], names: Names, kind: str) -> tuple[dict[str, dict[str, Scores]], dict[str, float]]:
+def _lines(results: Sequence[Result], names: Names, kind: str) -> tuple[dict[str, dict[str, Line]], dict[str, float]]:
     """A line for each model and protocol over the scored components or widths, and the floors.
 
     Of each model only the seeds with the most scores are used: a line is an average over the same seeds throughout.
     """
-    from .figures import Scores
-
     pattern = re.compile(rf"{names.frechet} (paper|honest) {kind}([0-9.e-]+)")
     scored: dict[str, dict[frozenset[str], list[Result]]] = {}
     for result in results:
         if metrics := frozenset(filter(pattern.fullmatch, result.metrics)):
             scored.setdefault(result.model, {}).setdefault(metrics, []).append(result)
-    lines: dict[str, dict[str, Scores]] = {}
+    lines: dict[str, dict[str, Line]] = {}
     floors: dict[str, float] = {}
     for model, by_metrics in scored.items():
         metrics = max(by_metrics, key=len)
         seeds = by_metrics[metrics]
         floors[model] = _mean(seeds, f"{names.frechet} floor")
-        found: dict[str, dict[float, float]] = {}
+        found: dict[str, Line] = {}
         for metric in metrics:
             match = pattern.fullmatch(metric)
             assert match
             found.setdefault(match[1], {})[float(match[2])] = _mean(seeds, metric)
-        for protocol in sorted(found, reverse=True):  # the paper's first
-            line = dict(sorted(found[protocol].items()))
-            lines.setdefault(model, {})[protocol] = Scores(tuple(line), tuple(line.values()))
+        # The paper's protocol first.
+        lines[model] = {each: dict(sorted(found[each].items())) for each in sorted(found, reverse=True)}
     return lines, floors
 
 
-def _stars(dataset: str, paper: Sequence[Reported]) -> dict[str, Scores]:
+def _stars(dataset: str, paper: Sequence[Reported]) -> dict[str, Line]:
     """The paper's numbers for mixtures, by model."""
-    from .figures import Scores
-
-    found: dict[str, dict[float, float]] = {}
+    found: dict[str, Line] = {}
     for each in paper:
         count = each.metric.removeprefix("fid paper ")
         if each.dataset == dataset and count.isdigit():
             found.setdefault(each.model, {})[float(count)] = each.value
-    return {model: Scores(tuple(values), tuple(values.values())) for model, values in found.items()}
+    return found

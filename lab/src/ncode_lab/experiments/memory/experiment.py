@@ -31,6 +31,8 @@ WINDOW = 100  # episodes that the error is averaged over for that
 SCALE = 1e-3  # of the weights of ncode, data-control and ode-rnn at first
 MICONI_LR = 3e-5
 LSTMS = ("lstm", "lstm-miconi")
+_SMOKE = {"episodes": 16, "rival_episodes": 16, "batch": 4, "units": 24, "evaluation": 8}
+_QUICK = {"episodes": 800, "rival_episodes": 1600, "units": 128}
 
 
 @dataclass(frozen=True)
@@ -58,24 +60,8 @@ class Memory(Experiment):
         " wrong sign, over all bits: with half of them given, guessing the rest leaves 25 %."
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "smoke": {
-            "n": (20,),
-            "patterns": (2,),
-            "degradation": (0.5,),
-            "episodes": 16,
-            "rival_episodes": 16,
-            "batch": 4,
-            "units": 24,
-            "evaluation": 8,
-        },
-        "quick": {
-            "n": (100,),
-            "patterns": (3,),
-            "degradation": (0.5,),
-            "episodes": 800,
-            "rival_episodes": 1600,
-            "units": 128,
-        },
+        "smoke": {**_SMOKE, "n": (20,), "patterns": (2,), "degradation": (0.5,)},
+        "quick": {**_QUICK, "n": (100,), "patterns": (3,), "degradation": (0.5,)},
         "paper": {},
     }
     columns = (
