@@ -15,8 +15,7 @@ from ..closed_forms.select import ClosedForm, PlasticForm, can_solve
 from ..control import Controller, State, Static
 from ..control.base import expand_shared
 from ..costs import CostLike, System, total
-from ..dynamics import Dynamics
-from ..dynamics.weights import default_initial
+from ..dynamics.base import Dynamics, default_initial
 from ..errors import InputError
 from ..ode import Backend, Solution, SolveOptions, StepSizeRule, Tableau, solve
 from ..ode.problem import check_state

@@ -13,8 +13,7 @@ from .._modules import Shape, Theta
 from ..checks import check_choice, check_count
 from ._convolution import FORMULATIONS, sample_conv2d
 from ._fused_block import can_fuse, fused_block
-from .base import ACTIVATIONS, Dynamics
-from .weights import Weights
+from .base import ACTIVATIONS, Dynamics, Weights
 
 KERNELS = ("conv_in", "conv_3x3", "conv_out")
 MULTIPLE = 8  # of channels, for tensor cores in 16 bits

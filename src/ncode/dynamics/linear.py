@@ -1,15 +1,14 @@
-"""Dynamics whose control is a matrix, dx/dt = W x and dx/dt = rho(W x), and products with such matrices."""
+"""Dynamics whose control is a matrix: dx/dt = W x and dx/dt = rho(W x)."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .._modules import Theta
 from ..checks import check_choice, check_count
 from ..errors import InputError
-from .base import ACTIVATIONS, Dynamics, Product, Structure
+from .base import ACTIVATIONS, Dynamics, Product, Structure, matvec
 
 
 class Linear(Dynamics):
@@ -32,12 +31,10 @@ class Linear(Dynamics):
         self.control_shapes, self.state_shape = {"weight": (self.m, self.m)}, (self.m,)
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """Return W x."""
         return matvec(theta["weight"], x)
 
     @property
     def structure(self) -> Structure:
-        """A product."""
         return Product("weight")
 
 
@@ -73,7 +70,6 @@ class SparseLinear(Dynamics):
 
     @property
     def structure(self) -> Structure:
-        """A product with sparse rows."""
         return Product("weight", columns=self.columns)
 
     def dense(self, values: Tensor) -> Tensor:
@@ -101,31 +97,8 @@ class Recurrent(Dynamics):
         self.control_shapes, self.state_shape = {"weight": (self.n, self.n)}, (self.n,)
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """Return rho(W x)."""
         return ACTIVATIONS[self.activation](matvec(theta["weight"], x))
 
     @property
     def structure(self) -> Structure:
-        """A product with an activation."""
         return Product("weight", rho=self.activation)
-
-
-def matvec(w: Tensor, x: Tensor) -> Tensor:
-    """Return W x for x (batch, n) and W (batch, m, n), or (m, n) if all samples share it.
-
-    >>> matvec(torch.eye(2).expand(3, 2, 2), torch.ones(3, 2)).shape
-    torch.Size([3, 2])
-    """
-    if w.dim() == 2:
-        return F.linear(x, w)
-    if x.device.type == "cpu":
-        # Measured: batched products with a single column are up to eight times slower here, most of all in backward.
-        return (w * x[:, None]).sum(-1)
-    return torch.bmm(w, x[..., None])[..., 0]
-
-
-def affine(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """Return W x + b, where W and b may each have a batch dimension or be shared."""
-    if w.dim() == 2 and b.dim() == 1:
-        return F.linear(x, w, b)
-    return matvec(w, x) + b

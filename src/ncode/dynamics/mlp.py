@@ -10,9 +10,7 @@ from torch import Tensor
 
 from .._modules import Shape, Theta
 from ..checks import check_choice, check_count
-from .base import ACTIVATIONS, Dynamics
-from .linear import affine
-from .weights import Weights
+from .base import ACTIVATIONS, Dynamics, Weights, affine
 
 
 class MLP(Dynamics):
@@ -68,7 +66,6 @@ class MLP(Dynamics):
         return self.weights.controlled
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """Return the perceptron of x."""
         rho, weights = ACTIVATIONS[self.activation], self.weights(theta)
         inputs = [x]
         if self.context:
