@@ -56,7 +56,7 @@ from torch import Tensor
 from ..checks import check_choice, check_count, check_number
 from ..errors import InputError
 from ..ode.problem import check_finite, check_state
-from ..ode.step_size import fixed_steps
+from ..ode.step import fixed_steps
 from ..ode.tableau import METHODS, Tableau
 from .plastic_passes import Plan, Weights, outer_sum, product, run_episode
 

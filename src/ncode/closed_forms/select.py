@@ -23,7 +23,7 @@ from .._torch_private import is_transforming
 from ..control.base import Constant, Motion, OuterProduct
 from ..dynamics.base import ACTIVATIONS, Product, Structure
 from ..ode.problem import SolveOptions
-from ..ode.step_size import fixed_steps
+from ..ode.step import fixed_steps
 from .linear import linear_flow
 from .plastic import PlasticEpisode, plastic_episode
 from .taylor import ACTION_REACH

@@ -7,8 +7,7 @@ To read it, follow one solve from the call to the last Runge-Kutta stage:
     system.py      f, g and the cost as one `System` on z = (x, theta, cost); trees of tensors
     captures.py    the outside tensors that f, g and the cost use, found by one evaluation
     integrate.py   `start_loop`, then `integrate`: attempts until all samples are done; an `Attempt` accepts or rejects
-    step.py        `Step`: the stages of one step, with the coefficients of tableau.py
-    step_size.py   the error of a step, and the size of the next one
+    step.py        `Step`: the stages of one step (coefficients: tableau.py), its error, and the size of the next one
     record.py      what the loop leaves behind: saved times, dense output; for gradients, the tape
     solution.py    what `solve` returns
     backends/      how the pure functions start, attempt and pullback are executed: eager, or compiled
@@ -21,7 +20,7 @@ from .api import solve
 from .backends import Backend
 from .problem import SolveOptions
 from .solution import DenseOutput, Solution, Stats
-from .step_size import PID, StepSizeRule
+from .step import PID, StepSizeRule
 from .tableau import METHODS, Tableau
 
 __all__ = [

@@ -22,8 +22,7 @@ from .integrate import Attempt, LoopState, integrate, start_loop
 from .problem import Problem, SolveOptions, make_problem
 from .record import DenseRecorder, Recorder, SavedValues, StepRecord, Tape
 from .solution import DenseOutput, Solution, Stats
-from .step import Step
-from .step_size import StepSizeRule
+from .step import Step, StepSizeRule
 from .system import Control, Cost, Dynamics, Feedback, State, expand_like, tensors_of
 from .tableau import Tableau
 

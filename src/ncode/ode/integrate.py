@@ -12,8 +12,7 @@ from torch import Tensor
 from ..errors import Status
 from .backends import Backend
 from .record import Recorder, StepRecord
-from .step import Step, StepResult
-from .step_size import StepSizeRule, Tolerance, batch_rms, first_step
+from .step import Step, StepResult, StepSizeRule, Tolerance, batch_rms, first_step
 from .system import RightHandSide, State, map_tensors, take_rows, tensors_of, where
 
 

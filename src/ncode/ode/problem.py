@@ -16,7 +16,7 @@ from .._torch_private import is_mapped, is_symbolic, pytree
 from ..checks import check_choice, check_count, check_number
 from ..errors import InputError
 from .backends import Backend, check_backend
-from .step_size import PID, StepSizeRule, Tolerance, fixed_steps
+from .step import PID, StepSizeRule, Tolerance, fixed_steps
 from .system import Control, Cost, Dynamics, Feedback, State, System
 from .tableau import METHODS, Tableau
 

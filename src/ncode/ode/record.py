@@ -165,16 +165,16 @@ class Tape:
         return self._uneven(ok, z0, keep_sample_order, bucket_size)
 
     def _uneven(
-        self, ok: Tensor, z0: State, rooted: bool, bucket_size: Callable[[int, int], int] | None
+        self, ok: Tensor, z0: State, keep_order: bool, bucket_size: Callable[[int, int], int] | None
     ) -> UnevenSteps:
         """The steps of samples that took different steps: tables of where each one's step n is recorded."""
-        batch, every, taken = len(ok), self.every, self._taken(ok, rooted)
+        batch, every, taken = len(ok), self.every, self._taken(ok, keep_order)
         everyone = torch.arange(batch, device=ok.device)
         counts = torch.bincount(taken.sample, minlength=batch)
         sizes: list[int] = torch.bincount(taken.number).tolist()
-        samples = batch if rooted or not sizes else sizes[0]
+        samples = batch if keep_order or not sizes else sizes[0]
         order, rank = None, everyone
-        if rooted:
+        if keep_order:
             sizes = [batch] * len(sizes)
         else:
             order = torch.argsort(counts, descending=True, stable=True)[:samples]
@@ -206,12 +206,12 @@ class Tape:
             every=every,
         )
 
-    def _taken(self, ok: Tensor, rooted: bool) -> _Taken:
+    def _taken(self, ok: Tensor, keep_order: bool) -> _Taken:
         """Every step that counts, in the order in which they were taken."""
         records, everyone = [entry.record for entry in self.entries], torch.arange(len(ok), device=ok.device)
         sample = torch.cat([everyone[:0], *(everyone if it.rows is None else it.rows for it in records)])
         number = torch.cat([everyone[:0].int(), *(it.number for it in records if it.number is not None)]).long()
-        row = ((self._all("h", ok.device) != 0) & (ok[sample] | rooted)).nonzero().flatten()
+        row = ((self._all("h", ok.device) != 0) & (ok[sample] | keep_order)).nonzero().flatten()
         return _Taken(sample[row], number[row], row)
 
     def _all(self, name: str, device: torch.device) -> Tensor:
@@ -219,7 +219,7 @@ class Tape:
         parts = [getattr(entry.record, name) for entry in self.entries]
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.float64, device=device)
 
-    def _common_attempts(self, ok: Tensor, rooted: bool) -> list[int] | None:
+    def _common_attempts(self, ok: Tensor, keep_order: bool) -> list[int] | None:
         """The attempts that moved samples, if each moved all of them or none: then attempts are steps."""
         if any(entry.record.rows is not None for entry in self.entries):
             return None
@@ -228,7 +228,7 @@ class Tape:
         asked = torch.stack([*steps, ok.to(steps[0].dtype) if steps else ok])
         *moved, good = torch.count_nonzero(asked, dim=1).tolist()
         batch = len(ok)
-        if any(count not in (0, batch) for count in moved) or not (rooted or good == batch):
+        if any(count not in (0, batch) for count in moved) or not (keep_order or good == batch):
             return None
         return [attempt for attempt, count in enumerate(moved) if count]
 
@@ -260,48 +260,12 @@ def _table(rank: Tensor, number: Tensor, value: Tensor, height: int, empty: Tens
 def _padded(leaf: Tensor, size: int, value: int | None = None) -> Tensor:
     """A vector made longer, with a value or with its own first element."""
     more = size - len(leaf)
-    return (
-        leaf
-        if more <= 0
-        else torch.cat([leaf, leaf[:1].expand(more) if value is None else leaf.new_full((more,), value)])
-    )
-
-
-class Steps(Protocol):
-    """Steps of samples side by side, from first to last."""
-
-    @property
-    def samples(self) -> int:
-        """Number of samples in the order; what follows them is padding."""
-        ...
-
-    @property
-    def order(self) -> Tensor | None:
-        """Indices of the samples; None for all in their places."""
-        ...
-
-    @property
-    def sizes(self) -> list[int]:
-        """Number of samples that take part in each step: the first ones in that order."""
-        ...
-
-    @property
-    def counts(self) -> Tensor:
-        """Number of steps of each of them."""
-        ...
-
-    def step(self, n: int) -> StepRecord:
-        """Step n, with its states if they were kept."""
-        ...
-
-    def source(self, n: int) -> Tensor:
-        """The rows of step n among those of all attempts."""
-        ...
+    return torch.cat([leaf, leaf[:1].expand(more) if value is None else leaf.new_full((more,), value)])
 
 
 @dataclass(frozen=True)
 class EvenSteps:
-    """All samples took the same steps, side by side."""
+    """Steps from first to last, which all samples took side by side. The fields mean what they do in `UnevenSteps`."""
 
     records: list[StepRecord]
     samples: int
@@ -328,10 +292,10 @@ class EvenSteps:
 class UnevenSteps:
     """Steps that are gathered from attempts when they are needed."""
 
-    sizes: list[int]
-    order: Tensor | None
-    samples: int
-    counts: Tensor  # of steps, in that order
+    sizes: list[int]  # number of samples that take part in each step: the first ones in the order
+    order: Tensor | None  # indices of the samples; None for all in their places
+    samples: int  # number of samples in the order; what follows them is padding
+    counts: Tensor  # number of steps of each of them
     t: Tensor  # (steps, samples), as all times here
     t_next: Tensor
     h: Tensor
@@ -341,6 +305,7 @@ class UnevenSteps:
     every: int
 
     def step(self, n: int) -> StepRecord:
+        """Step n, with its states if they were kept."""
         size = self.sizes[n]
         t, t_next, h = (time[n, :size] for time in (self.t, self.t_next, self.h))
         z: State = ()
@@ -349,4 +314,8 @@ class UnevenSteps:
         return StepRecord(None, t, t_next, h, z)
 
     def source(self, n: int) -> Tensor:
+        """The rows of step n among those of all attempts."""
         return self.sources[n, : self.sizes[n]]
+
+
+Steps = EvenSteps | UnevenSteps
