@@ -160,8 +160,7 @@ def test_a_gpu_computes_the_same(shape, dtype, tf32, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     x, w, y, grad, x_grad, w_grad = (leaf.cuda() for leaf in problem(*shape, dtype=torch.float64))
     leaves = [leaf.to(dtype).requires_grad_() for leaf in (x, w)]
-    form = _convolution._FORMS["implicit"]
-    found = _convolution._Convolution.apply(*leaves, form)
+    found = _convolution._Convolution.apply(*leaves, None, _convolution._FORMS["implicit"])
     grads = torch.autograd.grad(found, leaves, grad.to(dtype))
     bound = 2e-2 if dtype == torch.bfloat16 else 2e-3 if tf32 else 2e-6
     for got, expected in zip((found, *grads), (y, x_grad, w_grad), strict=True):

@@ -15,13 +15,13 @@ import torch
 import torch.fx.experimental.proxy_tensor
 
 import ncode
-from ncode.dynamics import ConvBlock, _convolution, _fused_block, _fused_block_kernels, conv_block
+from ncode.dynamics import ConvBlock, _convolution, _convolution_kernels, _fused_block, _fused_block_kernels, conv_block
 
 NAMES = ("conv_in", "conv_in_bias", "conv_3x3", "conv_3x3_bias", "conv_out", "conv_out_bias")
 BIASES = NAMES[1::2]
-INTERPRETED = _fused_block_kernels._found and os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = _convolution_kernels._found and os.environ.get("TRITON_INTERPRET") == "1"
 needs_emulation = pytest.mark.skipif(
-    _fused_block_kernels._found and not INTERPRETED, reason="Triton is here: its kernels are no plain functions"
+    _convolution_kernels._found and not INTERPRETED, reason="Triton is here: its kernels are no plain functions"
 )
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -1,12 +1,5 @@
 """Convolutions with one kernel per sample: y_b = conv2d(x_b, w_b), with the height and width of x_b.
 
-For x (batch, c, H, W), w (batch, o, c, k, k), k odd, r = (k - 1) / 2, and zeros outside the image,
-
-    y[b, o, i, j] = sum over c, p, q of w[b, o, c, p, q] x[b, c, i + p - r, j + q - r].
-
-Its gradients are of the same kind: that of x is the convolution of y's gradient with w rotated by 180 degrees and with
-o and c exchanged; that of w[p, q] is the product of y's gradient with x shifted by (p, q).
-
 A 1x1 convolution is one matrix product per sample, (o, c) (c, H W). Larger kernels have three formulations:
 
     grouped    the batch becomes the channels of one image and the samples its groups: torch's conv2d.
@@ -24,14 +17,8 @@ with benchmarks/probe_convolution.py: one evaluation of 1x1, relu, 3x3, relu, 1x
     implicit                  2.73    0.75    134   2.68    0.53    134
 
 So a GPU uses "implicit", which compiled solves run as a graph; from Python the time is that of the host. Where it is
-not available, "grouped" is next if torch may use TF32 for convolutions (its default), and "unfolded" otherwise.
-
-A CPU uses "grouped": for a 3x3 with its backward, batch 8 and 32 x 32, one thread of an AMD EPYC took 39 ms against 52
-with 50 channels, and 2.4 against 8.1 with 16. For few samples "unfolded" may be faster (batch 4: 15.5 ms against 20
-with 50 channels), at nine times the memory.
-
-The implicit formulation consists of two operators, `ncode::sample_conv2d` and, for its gradient with respect to the
-kernels, `ncode::sample_conv2d_kernels`, so that compilers and torch.func understand it.
+not available, "grouped" is next if torch may use TF32 for convolutions (its default), and "unfolded" otherwise. A CPU
+uses "grouped": "unfolded" is faster there for few samples only, at nine times the memory.
 """
 
 from __future__ import annotations
@@ -60,9 +47,8 @@ def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
         w: (batch, o, c, k, k) with k odd.
         formulation: "grouped", "unfolded", "implicit", or "auto": the fastest on x's device.
 
-    >>> import torch
     >>> x, w = torch.randn(2, 3, 5, 5), torch.randn(2, 4, 3, 3, 3)
-    >>> one_by_one = torch.cat([torch.nn.functional.conv2d(x[b : b + 1], w[b], padding=1) for b in range(2)])
+    >>> one_by_one = torch.cat([F.conv2d(x[b : b + 1], w[b], padding=1) for b in range(2)])
     >>> bool((sample_conv2d(x, w) - one_by_one).abs().max() < 1e-5)
     True
     """
@@ -71,7 +57,8 @@ def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
     if formulation == "auto":
         formulation = "unfolded" if w.shape[-1] == 1 else _fastest(x)
     if formulation == "grouped":
-        return _grouped(x, w)
+        y = F.conv2d(x.flatten(0, 1)[None], w.flatten(0, 1), padding=w.shape[-1] // 2, groups=len(x))
+        return y[0].unflatten(0, (len(x), -1))
     if w.shape[-1] == 1:
         return torch.bmm(w.flatten(2), x.flatten(2)).unflatten(2, x.shape[2:])
     if torch.is_autocast_enabled(x.device.type):  # backward runs outside autocast, so both are cast here
@@ -82,7 +69,7 @@ def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
             'formulation "implicit" needs Triton, an NVIDIA GPU of compute capability 8.0 or more and float32, float16'
             f' or bfloat16; given {x.dtype} on {x.device}: use "auto"'
         )
-    return _Convolution.apply(x, w, _FORMS[formulation])  # pyright: ignore[reportReturnType]
+    return _Convolution.apply(x, w, None, _FORMS[formulation])  # pyright: ignore[reportReturnType]
 
 
 def _check(x: Tensor, w: Tensor) -> None:
@@ -114,11 +101,6 @@ def _fastest(x: Tensor) -> str:
     return "grouped" if x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32 else "unfolded"
 
 
-def _grouped(x: Tensor, w: Tensor) -> Tensor:
-    y = F.conv2d(x.flatten(0, 1)[None], w.flatten(0, 1), padding=w.shape[-1] // 2, groups=len(x))
-    return y[0].unflatten(0, (len(x), -1))
-
-
 @dataclass(frozen=True, eq=False)  # not a tuple, which torch.func would flatten
 class _Form:
     """A formulation: the convolution y of x and w, and the gradient of w from that of y, from x and k."""
@@ -128,69 +110,44 @@ class _Form:
 
 
 class _Convolution(torch.autograd.Function):
-    """The convolution, bilinear in x and w. Saves x and not its shifted copies."""
+    """The convolution of x and w or, given k, the gradient of w (k x k) from that of y, and x.
+
+    Both are bilinear, and the gradients of each are one of the two again: that of x is the convolution with w rotated
+    by 180 degrees and its channels exchanged. Saves x and not its shifted copies.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, w: Tensor, form: _Form) -> Tensor:
-        return form.convolve(x, w)
+    def forward(left: Tensor, right: Tensor, k: int | None, form: _Form) -> Tensor:
+        return form.convolve(left, right) if k is None else form.correlate(left, right, k)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        x, w, ctx.form = inputs
-        ctx.save_for_backward(x, w)
-        ctx.save_for_forward(x, w)
+        left, right, ctx.k, ctx.form = inputs
+        ctx.save_for_backward(left, right)
+        ctx.save_for_forward(left, right)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        (grad,), (x, w) = grads, ctx.saved_tensors
-        x_grad = _Convolution.apply(grad, _rotate(w), ctx.form) if ctx.needs_input_grad[0] else None
-        w_grad = _Correlation.apply(grad, x, w.shape[-1], ctx.form) if ctx.needs_input_grad[1] else None
-        return x_grad, w_grad, None
+        (grad,), (left, right), found = grads, ctx.saved_tensors, [None, None]
+        if ctx.needs_input_grad[0]:
+            pair = (grad, _rotate(right)) if ctx.k is None else (right, grad)
+            found[0] = _Convolution.apply(*pair, None, ctx.form)
+        if ctx.needs_input_grad[1]:
+            inputs = (grad, left, right.shape[-1]) if ctx.k is None else (left, _rotate(grad), None)
+            found[1] = _Convolution.apply(*inputs, ctx.form)
+        return *found, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        x, w = ctx.saved_tensors
-        dx, dw, _ = tangents
-        parts = [] if dx is None else [_Convolution.apply(dx, w, ctx.form)]
-        parts += [] if dw is None else [_Convolution.apply(x, dw, ctx.form)]
-        return sum(parts[1:], parts[0])
-
-
-class _Correlation(torch.autograd.Function):
-    """The gradient of w, bilinear in y and x. Its own gradients are convolutions again."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(y: Tensor, x: Tensor, k: int, form: _Form) -> Tensor:
-        return form.correlate(y, x, k)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        y, x, ctx.k, ctx.form = inputs
-        ctx.save_for_backward(y, x)
-        ctx.save_for_forward(y, x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Any:
-        (grad,), (y, x) = grads, ctx.saved_tensors
-        y_grad = _Convolution.apply(x, grad, ctx.form) if ctx.needs_input_grad[0] else None
-        x_grad = _Convolution.apply(y, _rotate(grad), ctx.form) if ctx.needs_input_grad[1] else None
-        return y_grad, x_grad, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        y, x = ctx.saved_tensors
-        dy, dx, *_ = tangents
-        parts = [] if dy is None else [_Correlation.apply(dy, x, ctx.k, ctx.form)]
-        parts += [] if dx is None else [_Correlation.apply(y, dx, ctx.k, ctx.form)]
+        (left, right), (d_left, d_right, *_) = ctx.saved_tensors, tangents
+        parts = [] if d_left is None else [_Convolution.apply(d_left, right, ctx.k, ctx.form)]
+        parts += [] if d_right is None else [_Convolution.apply(left, d_right, ctx.k, ctx.form)]
         return sum(parts[1:], parts[0])
 
 
 def _rotate(w: Tensor) -> Tensor:
-    """Return the kernel of the gradient of x."""
     return w.transpose(1, 2).flip(3, 4)
 
 
@@ -209,12 +166,7 @@ def _windows(x: Tensor, k: int) -> Tensor:
     return windows.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
 
 
-def _implicit(x: Tensor, w: Tensor) -> Tensor:
-    return torch.ops.ncode.sample_conv2d(x, w)
-
-
-def _implicit_gradient(y: Tensor, x: Tensor, k: int) -> Tensor:
-    return torch.ops.ncode.sample_conv2d_kernels(y, x, k)
+# The implicit formulation consists of two operators, so that compilers and torch.func understand it.
 
 
 def _convolve_cuda(x: Tensor, w: Tensor) -> Tensor:
@@ -237,36 +189,32 @@ def _correlate_fake(y: Tensor, x: Tensor, k: int) -> Tensor:
     return x.new_empty(x.shape[0], y.shape[1], x.shape[1], k, k)
 
 
-# Both operators treat each sample alone, so under torch.func.vmap the mapped dimension becomes part of the batch.
-
-
-def _convolve_vmap(info: Any, dims: tuple[int | None, ...], x: Tensor, w: Tensor) -> tuple[Tensor, int]:
-    x, w = _to_batch(x, dims[0], info.batch_size), _to_batch(w, dims[1], info.batch_size)
-    return _implicit(x, w).unflatten(0, (info.batch_size, -1)), 0
-
-
-def _correlate_vmap(info: Any, dims: tuple[int | None, ...], y: Tensor, x: Tensor, k: int) -> tuple[Tensor, int]:
-    y, x = _to_batch(y, dims[0], info.batch_size), _to_batch(x, dims[1], info.batch_size)
-    return _implicit_gradient(y, x, k).unflatten(0, (info.batch_size, -1)), 0
-
-
-def _to_batch(tensor: Tensor, dim: int | None, size: int) -> Tensor:
-    whole = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    return whole.flatten(0, 1)
-
-
 _library = torch.library.Library("ncode", "FRAGMENT")
 _library.define("sample_conv2d(Tensor x, Tensor w) -> Tensor")
 _library.define("sample_conv2d_kernels(Tensor y, Tensor x, int k) -> Tensor")
-_library.impl("sample_conv2d", _convolve_cuda, "CUDA")
-_library.impl("sample_conv2d_kernels", _correlate_cuda, "CUDA")
-torch.library.register_fake("ncode::sample_conv2d", _convolve_fake, lib=_library)
-torch.library.register_fake("ncode::sample_conv2d_kernels", _correlate_fake, lib=_library)
-torch.library.register_vmap("ncode::sample_conv2d", _convolve_vmap, lib=_library)
-torch.library.register_vmap("ncode::sample_conv2d_kernels", _correlate_vmap, lib=_library)
+
+
+def _register(name: str, kernels: Callable[..., Tensor], fake: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    operator = getattr(torch.ops.ncode, name)
+
+    # Each sample is treated alone, so under torch.func.vmap the mapped dimension becomes part of the batch.
+    def vmap(info: Any, dims: tuple[int | None, ...], *inputs: Any) -> tuple[Tensor, int]:
+        size = info.batch_size
+        pairs = zip(inputs[:2], dims, strict=False)
+        joined = (a.expand(size, *a.shape) if dim is None else a.movedim(dim, 0) for a, dim in pairs)
+        return operator(*(a.flatten(0, 1) for a in joined), *inputs[2:]).unflatten(0, (size, -1)), 0
+
+    _library.impl(name, kernels, "CUDA")
+    torch.library.register_fake(f"ncode::{name}", fake, lib=_library)
+    torch.library.register_vmap(f"ncode::{name}", vmap, lib=_library)
+    return operator
+
 
 _FORMS = {
     "unfolded": _Form(_unfolded, _unfolded_gradient),
-    "implicit": _Form(_implicit, _implicit_gradient),
+    "implicit": _Form(
+        _register("sample_conv2d", _convolve_cuda, _convolve_fake),
+        _register("sample_conv2d_kernels", _correlate_cuda, _correlate_fake),
+    ),
 }
 FORMULATIONS = ("auto", "grouped", *_FORMS)

@@ -3,8 +3,7 @@
 The result is that of the three convolutions up to rounding, with a fraction of their memory traffic. The kernels are in
 `_fused_block_kernels.py`, which needs Triton; compilers see these operators:
 
-    ncode::conv_block_kernels    the 3x3 kernels, laid out for the others. An operator of its own, since the evaluations
-                                 of one solve can share its result.
+    ncode::conv_block_kernels    the 3x3 kernels, laid out for the others. The evaluations of one solve can share them.
     ncode::conv_block            y, and what backward needs of the layers in between
     ncode::conv_block_back       the gradient of the last layer, and the input of the next two
     ncode::conv_block_front      the gradients of x and of the first layer
@@ -12,8 +11,7 @@ The result is that of the three convolutions up to rounding, with a fraction of 
 
 Weights have a batch dimension, (batch, ...), of stride 0 if all samples share them; shared 3x3 kernels are (1, ...), so
 that their gradients are summed where they are computed. Kernels of the first layer are (batch, c, f), unlike torch's.
-The kernels compute first derivatives in reverse mode only: a backward that is itself recorded, or mapped, uses the
-three convolutions.
+A backward that is itself recorded, or mapped, uses the three convolutions.
 """
 
 from __future__ import annotations
@@ -164,22 +162,26 @@ def compose(
     return sample_conv2d(torch.relu(y), w3[..., None, None]) + b3[:, :, None, None]
 
 
-def _kernels_shape(w2: Tensor, dtype: torch.dtype, turned: bool) -> Tensor:
-    channels = _between(w2.shape[1], dtype)
+# What each operator returns, not yet computed. The kernels allocate their results by these functions, too.
+
+
+def padded_channels(size: int, least: int = 16) -> int:
+    """Return a number of channels rounded up to a power of two."""
+    return max(1 << (size - 1).bit_length(), least)
+
+
+def channels_between(f: int, dtype: torch.dtype) -> int:
+    """Return C, the number of channels between the layers, at least 128 bytes."""
+    return padded_channels(f, 128 // dtype.itemsize)
+
+
+def empty_kernels(w2: Tensor, dtype: torch.dtype, turned: bool) -> Tensor:
+    channels = channels_between(w2.shape[1], dtype)
     return w2.new_empty(w2.shape[0], 9, channels, channels, dtype=dtype)
 
 
-def _block_shape(
-    x: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    kernels: Tensor,
-    b2: Tensor,
-    w3: Tensor,
-    b3: Tensor,
-    rim: Tensor | None,
-    keep: bool,
-) -> tuple[Tensor, ...]:
+def empty_forward(*inputs: Any) -> tuple[Tensor, ...]:
+    x, w1, _, kernels, _, w3, _, _, keep = inputs
     (batch, _, height, width), channels = x.shape, kernels.shape[-1]
     laid = kernels.new_empty(batch, height + 2, width + 2, channels)
     h2 = kernels.new_empty(batch if keep else 0, height * width, channels)
@@ -187,48 +189,41 @@ def _block_shape(
     return x.new_empty(batch, w3.shape[1], height, width), laid, h2, planes
 
 
-def _back_shape(grad: Tensor, w3: Tensor, h2: Tensor, height: int, width: int, time: bool) -> tuple[Tensor, ...]:
+def empty_back(grad: Tensor, w3: Tensor, h2: Tensor, height: int, width: int, time: bool) -> tuple[Tensor, ...]:
     (batch, o, f), channels = w3.shape, h2.shape[-1]
     slope = h2.new_empty(batch, height + 2, width + 2, channels)
     planes = h2.new_empty(batch if h2.dtype == torch.float32 else 0, f, height + 2, width + 2)
     shapes = ((batch, o, f), (batch, o), (batch, f), (batch if time else 0, f, 9))
-    return slope, planes, *(grad.new_empty(shape, dtype=torch.float32) for shape in shapes)
+    return slope, planes, *(grad.new_empty(*shape, dtype=torch.float32) for shape in shapes)
 
 
-def _front_shape(slope: Tensor, laid: Tensor, kernels: Tensor, w1: Tensor, x: Tensor) -> tuple[Tensor, ...]:
-    return tuple(x.new_empty(shape) for shape in (x.shape, w1.shape, w1.shape[::2]))
+def empty_front(slope: Tensor, laid: Tensor, kernels: Tensor, w1: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    return tuple(x.new_empty(*shape) for shape in (x.shape, w1.shape, w1.shape[::2]))
 
 
-def _taps_shape(slope: Tensor, laid: Tensor, filters: int, shared: bool) -> Tensor:
+def _empty_taps(slope: Tensor, laid: Tensor, filters: int, shared: bool) -> Tensor:
     return laid.new_empty(1 if shared else laid.shape[0], filters, filters, 3, 3, dtype=torch.float32)
 
 
-def _between(f: int, dtype: torch.dtype) -> int:
-    from ._fused_block_kernels import between
-
-    return between(f, dtype)
-
-
-def run_kernels(name: str, *arguments: Any) -> Any:
-    """Run one operator by Triton."""
+def _run_kernels(name: str, *arguments: Any) -> Any:
     from . import _fused_block_kernels
 
     return getattr(_fused_block_kernels, name)(*arguments)
 
 
 OPERATORS = {
-    "conv_block_kernels": ("arrange", _kernels_shape),
-    "conv_block": ("forward", _block_shape),
-    "conv_block_back": ("back", _back_shape),
-    "conv_block_front": ("front", _front_shape),
-    "conv_block_taps": ("taps", _taps_shape),
+    "conv_block_kernels": ("arrange", empty_kernels),
+    "conv_block": ("forward", empty_forward),
+    "conv_block_back": ("back", empty_back),
+    "conv_block_front": ("front", empty_front),
+    "conv_block_taps": ("taps", _empty_taps),
 }
 
 
 def implement(library: torch.library.Library, device: str) -> None:
     """Register the kernels as the implementation of the operators on a device type."""
     for operator, (name, _) in OPERATORS.items():
-        library.impl(operator, lambda *arguments, name=name: run_kernels(name, *arguments), device)
+        library.impl(operator, lambda *arguments, name=name: _run_kernels(name, *arguments), device)
 
 
 implement(_library, "CUDA")

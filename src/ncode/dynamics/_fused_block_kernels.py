@@ -1,7 +1,7 @@
 """Triton kernels for the whole convolution block, y = W3 relu(W2 * relu(W1 x + b1) + b2) + b3, and for its gradients.
 
-The layers in between are several times as large as the image, and moving them to memory and back is what the block
-costs. Here each layer is written once, and a 1x1 layer is part of the pass that writes or reads its 3x3 neighbour:
+The block costs as much as moving the layers in between to memory and back. Here each is written once, and a 1x1 layer
+is part of the pass that writes or reads its 3x3 neighbour:
 
     arrange   the 3x3 kernels as (tap, out, in), in the dtype of products; or rotated by 180 degrees, (tap, in, out).
     first     H1 = relu(W1 x + b1), with its border of zeros and the channels of a pixel contiguous.
@@ -14,12 +14,10 @@ The number of channels between the layers is a power of two, C >= f, with zeros 
 channel that is t everywhere is never written: in a 1x1 layer it is a bias, and in the 3x3 nine more terms (`rim`), one
 for each tap that is inside the image.
 
-x, y, weights and all gradients are in single precision. H1, h2, DH2 and the factors of products are in the requested
-dtype; sums are in single precision. See `_convolution_kernels.py` for TF32.
-
-Tensor cores take 16-bit factors in either order, but in single precision need the summed dimension to be contiguous. So
-there `front` reads rotated kernels, and `first` and `back` write H1 and DH2 a second time, as (batch, f, H + 2, W + 2),
-for `taps`, which sums over pixels.
+x, y, weights, all gradients and sums are in single precision. H1, h2, DH2 and the factors of products are in the
+requested dtype; see `_convolution_kernels.py` for TF32. Tensor cores take 16-bit factors in either order, but in single
+precision need the summed dimension to be contiguous. So there `front` reads rotated kernels, and `first` and `back`
+write H1 and DH2 a second time, as (batch, f, H + 2, W + 2), for `taps`, which sums over pixels.
 
 A factor of a product of more than one step is at least 128 bytes wide in its contiguous dimension. The assembler for
 Hopper (ptxas of CUDA 12.8, in Triton 3.6) may leave the address of a narrower one undefined if another has been in the
@@ -31,29 +29,13 @@ same part of shared memory before: an illegal memory access. Hence C >= 64 in 16
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib import import_module
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ._convolution_kernels import _pieces, _precision
-
-_found = find_spec("triton") is not None
-tl: Any = import_module("triton.language") if _found else None
-jit: Any = import_module("triton").jit if _found else (lambda kernel: kernel)
-
-
-class Blocks(NamedTuple):
-    """The size of one program: `rows` pixels, summed in pieces of `inner`."""
-
-    rows: int
-    inner: int
-    warps: int
-    stages: int
-
+from ._convolution_kernels import Blocks, _launch, _pieces, _precision, jit, tl
+from ._fused_block import channels_between, empty_back, empty_forward, empty_front, empty_kernels, padded_channels
 
 BLOCKS = {
     "half": {
@@ -83,102 +65,72 @@ _ARRANGE, _JOIN = Blocks(1024, 0, 4, 1), Blocks(0, 0, 4, 1)
 _GROUPS = 32  # number of partial sums of the gradients of shared kernels
 
 
-def width(size: int, least: int = 16) -> int:
-    """Return a number of channels rounded up to a power of two."""
-    return max(1 << (size - 1).bit_length(), least)
-
-
-def between(f: int, dtype: torch.dtype) -> int:
-    """Return C, the number of channels between the layers, at least 128 bytes."""
-    return width(f, 128 // dtype.itemsize)
-
-
 def arrange(w2: Tensor, dtype: torch.dtype, turned: bool = False) -> Tensor:
     """Return kernels (n, f, f, 3, 3) as (n, 9, C, C), zeros beyond f: (tap, out, in).
 
     With `turned` they are rotated by 180 degrees: (last tap first, in, out).
     """
-    f, channels = w2.shape[1], between(w2.shape[1], dtype)
+    found = empty_kernels(w2, dtype, turned)
+    f, channels = w2.shape[1], found.shape[-1]
     if w2.stride()[2:] != (9, 3, 1):
         w2 = w2.contiguous()
-    found = w2.new_empty(len(w2), 9, channels, channels, dtype=dtype)
     grid = (len(w2) * _pieces(9 * channels**2, _ARRANGE.rows),)
     sizes = (w2.stride(0), w2.stride(1), f, channels, _ARRANGE.rows, turned)
     _launch(_arrange, grid, (w2, found), sizes, _ARRANGE)
     return found
 
 
-def forward(
-    x: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    kernels: Tensor,
-    b2: Tensor,
-    w3: Tensor,
-    b3: Tensor,
-    rim: Tensor | None,
-    keep: bool,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(*inputs: Any) -> tuple[Tensor, ...]:
     """Return y (batch, o, H, W), H1 (batch, H + 2, W + 2, C), h2 (batch, H W, C) and H1 for `taps`.
 
     The last two are empty unless `keep`, and the last one is empty in 16 bits.
     """
+    y, laid, h2, planes = empty_forward(*inputs)
+    x, w1, b1, kernels, b2, w3, b3, rim, keep = inputs
     (batch, c, height, wide), f, channels = x.shape, w1.shape[2], kernels.shape[-1]
     dtype, blocks, precision = _setting(kernels.dtype, channels)
     x, kernels = x.contiguous(), kernels.contiguous()
     w1, b1, b2, w3, b3 = map(_rows, (w1, b1, b2, w3, b3))
-    laid = x.new_empty(batch, height + 2, wide + 2, channels, dtype=dtype)
-    again = keep and dtype == torch.float32
-    planes = x.new_empty(batch if again else 0, f, height + 2, wide + 2)
-    how = blocks["first"]
+    again, how = keep and dtype == torch.float32, blocks["first"]
     grid = (batch * _pieces((height + 2) * (wide + 2), how.rows),)
-    ins = width(c, _terms(dtype))
+    ins = padded_channels(c, _terms(dtype))
     sizes = (w1.stride(0), b1.stride(0), c, f, height, wide, channels, ins, how.rows, again, precision)
     _launch(_first, grid, (x, w1, b1, laid, planes), sizes, how)
 
-    y = x.new_empty(batch, w3.shape[1], height, wide)
-    h2 = x.new_empty(batch if keep else 0, height * wide, channels, dtype=dtype)
     border = b2 if rim is None else _rows(rim)
     strides = (_step(kernels), b2.stride(0), w3.stride(0), b3.stride(0), border.stride(0))
     how = blocks["second"]
     grid = (batch * _pieces(height * wide, how.rows),)
-    shape = (f, w3.shape[1], height, wide, channels, width(w3.shape[1]), _terms(dtype))
+    shape = (f, w3.shape[1], height, wide, channels, padded_channels(w3.shape[1]), _terms(dtype))
     sizes = (*strides, *shape, how.rows, min(how.inner, channels), keep, rim is not None, precision)
     _launch(_second, grid, (laid, kernels, b2, w3, b3, border, h2, y), sizes, how)
     return y, laid, h2, planes
 
 
-def back(
-    grad: Tensor, w3: Tensor, h2: Tensor, height: int, wide: int, time: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def back(grad: Tensor, w3: Tensor, h2: Tensor, height: int, wide: int, time: bool) -> tuple[Tensor, ...]:
     """Return DH2, in single precision also for `taps`, and the gradients of w3, b3, b2 and, with time, of the rim."""
+    found = empty_back(grad, w3, h2, height, wide, time)
     (batch, o, f), channels = w3.shape, h2.shape[-1]
-    _, blocks, precision = _setting(h2.dtype, channels)
+    dtype, blocks, precision = _setting(h2.dtype, channels)
     grad, h2, w3 = grad.float().contiguous(), h2.contiguous(), _rows(w3)
-    slope, again = h2.new_empty(batch, height + 2, wide + 2, channels), h2.dtype == torch.float32
-    planes = h2.new_empty(batch if again else 0, f, height + 2, wide + 2)
-    w3_grad, b3_grad, b2_grad = grad.new_empty(batch, o, f), grad.new_empty(batch, o), grad.new_empty(batch, f)
-    rim_grad = grad.new_empty(batch if time else 0, f, 9)
-    how = blocks["back"]
-    outs = width(o, _terms(h2.dtype))
-    sizes = (w3.stride(0), f, o, height, wide, channels, outs, how.rows, time, again, precision)
-    _launch(_back, (batch,), (grad, w3, h2, slope, planes, w3_grad, b3_grad, b2_grad, rim_grad), sizes, how)
-    return slope, planes, w3_grad, b3_grad, b2_grad, rim_grad
+    how, outs = blocks["back"], padded_channels(o, _terms(dtype))
+    sizes = (w3.stride(0), f, o, height, wide, channels, outs, how.rows, time, dtype == torch.float32, precision)
+    _launch(_back, (batch,), (grad, w3, h2, *found), sizes, how)
+    return found
 
 
-def front(slope: Tensor, laid: Tensor, kernels: Tensor, w1: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def front(slope: Tensor, laid: Tensor, kernels: Tensor, w1: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     """Return the gradients of x, w1 and b1; kernels are rotated in single precision."""
+    x_grad, w1_grad, b1_grad = empty_front(slope, laid, kernels, w1, x)
     (batch, c, height, wide), f, channels = x.shape, w1.shape[2], laid.shape[-1]
     dtype, blocks, precision = _setting(laid.dtype, channels)
     slope, laid, kernels, x = (tensor.contiguous() for tensor in (slope, laid, kernels, x))
-    w1, ins = _rows(w1), width(c + 1)
-    how = blocks["front"]
+    w1, ins, how = _rows(w1), padded_channels(c + 1), blocks["front"]
     tiles = _pieces(height * wide, how.rows)
-    x_grad, parts = x.new_empty(batch, c, height, wide), x.new_empty(batch, tiles, channels, ins)
+    parts = x.new_empty(batch, tiles, channels, ins)
     sizes = (_step(kernels), w1.stride(0), c, f, height, wide, channels, ins)
     sizes = (*sizes, how.rows, min(how.inner, channels), dtype == torch.float32, precision)
     _launch(_front, (batch * tiles,), (slope, laid, kernels, w1, x, x_grad, parts), sizes, how)
-    w1_grad, b1_grad = x.new_empty(batch, c, f), x.new_empty(batch, f)
     _launch(_join, (batch,), (parts, w1_grad, b1_grad), (tiles, c, f, channels, ins), _JOIN)
     return x_grad, w1_grad, b1_grad
 
@@ -188,7 +140,7 @@ def taps(slope: Tensor, laid: Tensor, f: int, shared: bool) -> Tensor:
 
     It is computed from H1 and DH2, in single precision as (batch, f, H + 2, W + 2).
     """
-    channels = between(f, laid.dtype)
+    channels = channels_between(f, laid.dtype)
     dtype, blocks, precision = _setting(laid.dtype, channels)
     slope, laid, how, last = slope.contiguous(), laid.contiguous(), blocks["taps"], dtype != torch.float32
     batch, (height, wide) = len(laid), laid.shape[1:3] if last else laid.shape[2:]
@@ -212,13 +164,6 @@ def _fitting(how: Blocks, channels: int, most: int) -> Blocks:
     while how.rows * channels > 32 * how.warps * most:
         how = how._replace(warps=8) if how.warps < 8 else how._replace(rows=how.rows // 2)
     return how
-
-
-def _launch(
-    kernel: Any, grid: tuple[int, ...], tensors: Sequence[Tensor], sizes: Sequence[Any], blocks: Blocks
-) -> None:
-    with torch.cuda.device_of(tensors[0]):
-        kernel[grid](*tensors, *sizes, num_warps=blocks.warps, num_stages=blocks.stages)
 
 
 def _rows(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The interface of dynamics: a controlled vector field f(t, x, theta), with the shapes of the control that it takes."""
+"""The interface of dynamics: a controlled vector field f(t, x, theta), its weights and its control."""
 
 from __future__ import annotations
 
@@ -54,12 +54,8 @@ Structure = Product | None
 class Dynamics(Configurable, ABC):
     """A controlled vector field dx/dt = f(t, x, theta).
 
-    Abstract. A subclass defines `forward`, and `control_shapes` if it takes a control. It may also set
-
-    - `state_shape`, to have the shape of x checked.
-    - `shared_control = True`, if `forward` also takes a control without a batch dimension.
-
-    For a plain function, `Function` is shorter.
+    Abstract. A subclass defines `forward`, and `control_shapes` if it takes a control. It may also set `state_shape`,
+    to have the shape of x checked, and `shared_control`. For a plain function, `Function` is shorter.
 
     >>> import torch, ncode
     >>> class Attraction(ncode.dynamics.Dynamics):
@@ -111,11 +107,6 @@ class Weights(nn.Module):
         values = default_initial(shapes)
         self.learned = nn.ParameterDict({name: nn.Parameter(values[name]) for name in shapes if name not in names})
         accept_old_names(self)
-
-    @property
-    def controlled(self) -> tuple[str, ...]:
-        """The names of the weights that are the control."""
-        return tuple(self.control_shapes)
 
     def forward(self, theta: Theta) -> dict[str, Tensor]:
         """Return all weights: the parameters without a batch dimension, the control as it is given."""

@@ -72,17 +72,12 @@ class ConvBlock(Dynamics):
         for name, shape in zip(KERNELS, sizes, strict=True):
             shapes |= {name: shape, f"{name}_bias": shape[:1]}
         self.weights = Weights("ConvBlock", shapes, controlled)
+        self.controlled = tuple(self.weights.control_shapes)
         seen: dict[str, Shape] = {"context": (self.context, None, None)} if self.context else {}
         self.control_shapes = {**self.weights.control_shapes, **seen}
         self.state_shape = (self.channels, None, None)
 
-    @property
-    def controlled(self) -> tuple[str, ...]:
-        """The names of the weights that are the control."""
-        return self.weights.controlled
-
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """Return the three convolutions of x."""
         weights = self.weights(theta)
         kernels, biases = [weights[name] for name in KERNELS], [weights[f"{name}_bias"] for name in KERNELS]
         y = torch.cat([x, theta["context"].expand(x.shape[0], -1, -1, -1)], 1) if self.context else x
@@ -106,11 +101,8 @@ class Layer(NamedTuple):
 
 def split_layers(kernels: Sequence[Tensor], biases: Sequence[Tensor], time: bool) -> list[Layer]:
     """Return the layers; with `time`, the last input channel of each kernel is that of t."""
-    layers = []
-    for w, b in zip(kernels, biases, strict=True):
-        kernel, last = w.split((w.shape[-3] - 1, 1), dim=-3) if time else (w, None)
-        layers.append(Layer(kernel, b, last))
-    return layers
+    pairs = zip(kernels, biases, strict=True)
+    return [Layer(w.narrow(-3, 0, w.shape[-3] - time), b, w.narrow(-3, -1, 1) if time else None) for w, b in pairs]
 
 
 def apply_layers(

@@ -56,14 +56,10 @@ class MLP(Dynamics):
         for layer, (inputs, outputs) in enumerate(pairwise(sizes), 1):
             shapes |= {f"weight_{layer}": (outputs, inputs), f"bias_{layer}": (outputs,)}
         self.weights = Weights("MLP", shapes, controlled)
+        self.controlled = tuple(self.weights.control_shapes)
         seen: dict[str, Shape] = {"context": (self.context,)} if self.context else {}
         self.control_shapes = {**self.weights.control_shapes, **seen}
         self.state_shape = (self.dim,)
-
-    @property
-    def controlled(self) -> tuple[str, ...]:
-        """The names of the weights that are the control."""
-        return self.weights.controlled
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
         rho, weights = ACTIVATIONS[self.activation], self.weights(theta)

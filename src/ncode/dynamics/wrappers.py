@@ -37,18 +37,15 @@ class Augmented(Dynamics):
         self.shared_control = dynamics.shared_control
 
     def lift(self, x: Tensor) -> Tensor:
-        """Append zeros to the data."""
         # Padding, unlike concatenation, keeps the memory format, for example channels last.
         padding = [0, 0] * (x.dim() - 2) + [0, self.zeros]
         return self.dynamics.lift(F.pad(x, padding))
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """Return dx/dt of the wrapped dynamics."""
         return self.dynamics(t, x, theta)
 
     @property
     def structure(self) -> Structure:
-        """That of the wrapped dynamics."""
         return self.dynamics.structure
 
 
@@ -76,13 +73,11 @@ class SecondOrder(Dynamics):
         self.shared_control = acceleration.shared_control
 
     def lift(self, x: Tensor) -> Tensor:
-        """Return position and velocity at t0."""
         if isinstance(self.velocity, nn.Module):
             return torch.cat([x, self.velocity(x)], 1)
         return x if self.velocity is None else torch.cat([x, torch.zeros_like(x)], 1)
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """Return (velocity, acceleration)."""
         _, velocity = x.chunk(2, 1)
         return torch.cat([velocity, self.acceleration(t, x, theta)], 1)
 
@@ -110,19 +105,16 @@ class Function(Dynamics):
     ):
         super().__init__()
         self.f = check_function("f", f, ("t", "x", "theta"))
-        self.single = control_shapes is not None and not isinstance(control_shapes, Mapping)
-        shapes = control_shapes if isinstance(control_shapes, Mapping) else {SINGLE: control_shapes}
-        if control_shapes is None:
-            shapes = {}
+        given = {} if control_shapes is None else control_shapes
+        self.single = not isinstance(given, Mapping)
+        shapes = given if isinstance(given, Mapping) else {SINGLE: given}
         self.control_shapes = {name: _check_shape(name, shape) for name, shape in shapes.items()}
         self.state_shape = None if state_shape is None else tuple(state_shape)
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """Return f(t, x, theta)."""
         return self.f(t, x, theta[SINGLE] if self.single else dict(theta))
 
     def config(self) -> dict[str, Any]:
-        """Return the arguments as they were given."""
         shapes = self.control_shapes[SINGLE] if self.single else self.control_shapes
         return {"f": self.f, "control_shapes": shapes, "state_shape": self.state_shape}
 
