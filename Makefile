@@ -1,29 +1,52 @@
-# One command each, on a machine with Python 3.11+ and make: the first run creates .venv and installs into it.
-# Another interpreter: make test PYTHON=python3.12. Other options for pytest: make test PYTEST="-k order".
-# For the benchmark: make bench BENCH="--device cuda --only cifar-epoch".
+# Each target works on a fresh clone, on a machine with make and Python 3.11 or newer: the first run creates .venv and
+# installs the library, the lab and the tools into it. The help below lists the targets.
+#
+#   make test PYTHON=python3.12          another interpreter
+#   make test PYTEST="-n 4 -k order"     other arguments for pytest
+#   make bench BENCH="--device cuda"     arguments for the benchmark
+#   make fuzz SEED=123                   repeat a run
 
 PYTHON ?= python3
-PYTEST ?= -n 2
+PYTEST ?= -n 2 --dist worksteal
 BENCH  ?=
+SEED   ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo check test test-library test-lab fuzz lint format bench clean
 
 help:
-	@echo "make demo    reflection, annuli and memory in quick form, and the page that shows them (out/demo/report.html)"
-	@echo "make test    linters, type checker, import directions, and the whole test suite"
-	@echo "make lint    the same without the test suite"
-	@echo "make format  let ruff format the tree and fix what it can"
-	@echo "make bench   measure ncode beside torchdiffeq, torchode and diffrax"
-	@echo "make clean   remove .venv, out and every cache"
+	@echo "make demo          run three small experiments and write a report of them (out/demo/report.html)"
+	@echo "make check         lint and the fast tests: run it while you work (about 90 seconds)"
+	@echo "make test          lint and all tests: what CI runs (under 8 minutes on 2 cores)"
+	@echo "make test-library  the tests of the library, with the lab hidden from them"
+	@echo "make test-lab      the tests of the lab"
+	@echo "make fuzz          the property tests, with new random examples and more of them"
+	@echo "make lint          linter, formatter, type checker and import contracts"
+	@echo "make format        format the code and fix what the linter can fix"
+	@echo "make bench         time the solver against torchdiffeq, torchode and diffrax"
+	@echo "make clean         remove environments, build output, caches and out/ (runs/ and sweeps/ stay)"
 
 demo: $(VENV)/with-lab
 	$(BIN)/ncode demo
 
-test: lint
-	$(BIN)/python -m pytest $(PYTEST)
+check: lint
+	$(BIN)/python -m pytest $(PYTEST) -m "not slow"
+
+test: lint test-library test-lab
+
+# Exit status 5 means that PYTEST selected no test here, as `-k` may.
+test-library: $(VENV)/with-dev
+	PYTHONPATH='$(CURDIR)/tests/without_lab' $(BIN)/python -m pytest $(PYTEST) tests src || test $$? -eq 5
+
+test-lab: $(VENV)/with-dev
+	$(BIN)/python -m pytest $(PYTEST) lab/tests lab/src || test $$? -eq 5
+
+fuzz: SEED := $(SEED)
+fuzz: $(VENV)/with-dev
+	@echo "to repeat this run: make fuzz SEED=$(SEED)"
+	$(BIN)/python -m pytest $(PYTEST) -m hypothesis --hypothesis-profile=fuzz --hypothesis-seed=$(SEED)
 
 lint: $(VENV)/with-dev
 	$(BIN)/ruff check .
@@ -35,29 +58,30 @@ format: $(VENV)/with-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# In an environment of its own: what torchode needs and what the command line needs exclude one another.
+# In an environment of its own, since torchode and the lab need different versions of one package.
 bench:
 	@$(MAKE) --no-print-directory VENV=.venv-bench .venv-bench/with-bench
 	.venv-bench/bin/python -m benchmarks $(BENCH)
 
 clean:
-	rm -rf $(VENV) .venv-bench out dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .venv .venv-bench out dist build lab/dist lab/build .coverage
+	find . \( -name __pycache__ -o -name '*.egg-info' -o -name .pytest_cache -o -name .ruff_cache -o -name .hypothesis \
+		-o -name .import_linter_cache \) -type d -prune -exec rm -rf {} +
 
-# .venv/with-EXTRA says that the extra is installed as pyproject.toml and constraints.txt now ask for it.
-$(VENV)/with-%: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
-	@echo "installing $(or $(INSTALL_$*),.[$*]) into $(VENV); the first time takes a few minutes"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
-		--constraint constraints.txt $(foreach it,$(or $(INSTALL_$*),.[$*]),--editable '$(it)')
-	@touch $@
-
-INSTALL_lab := . ./lab
-INSTALL_dev := .[dev] ./lab[all]
+# .venv/with-lab, with-dev and with-bench record what is installed: a change of pyproject.toml or constraints.txt installs again.
+INSTALL_lab   := . ./lab
+INSTALL_dev   := .[dev] ./lab[all]
+INSTALL_bench := .[bench]
 
 .PRECIOUS: $(VENV)/with-%
+$(VENV)/with-%: pyproject.toml lab/pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing $(INSTALL_$*) into $(VENV); the first time takes a few minutes"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check \
+		--constraint constraints.txt $(foreach package,$(INSTALL_$*),--editable '$(package)')
+	@touch $@
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "ncode needs Python 3.11 or newer, and '$(PYTHON)' is not one; name another: make PYTHON=/path/to/python3" >&2; \
+		echo "ncode needs Python 3.11 or newer, but '$(PYTHON)' is older: try make PYTHON=/path/to/python3" >&2; \
 		exit 1; }
 	$(PYTHON) -m venv $(VENV)
