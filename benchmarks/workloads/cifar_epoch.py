@@ -26,11 +26,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from ncode_lab.experiments.classification import ClassifierSettings, build_classifier
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ncode.models import Classifier, ClassifierOutput
+from ncode import NCODE, OpenLoop
+from ncode.dynamics import Augmented, ConvBlock
+from ncode.models import Classifier, ClassifierOutput, gamma
 
 from ..contest import Aim, Contest, Entry, Nfe, Outcome, Runner, Settings, synchronise
 from ..libraries.ours import ROWS
@@ -70,13 +71,20 @@ class Problem:
 
     def classifier(self, **solver: Any) -> Classifier:
         """The model with the weights that all rows start from."""
-        settings = ClassifierSettings(filters=self.filters)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            found = build_classifier("ncode", (3, self.side, self.side), settings=settings, **solver)
-        assert isinstance(found, Classifier)
+            model = build(self.side, self.filters, **solver)
         # Uniform noise has mean 1/2 and variance 1/12.
-        return found.set_normalisation(torch.full((3,), 0.5), torch.full((3,), 12**-0.5)).to(self.device)
+        return model.set_normalisation(torch.full((3,), 0.5), torch.full((3,), 12**-0.5)).to(self.device)
+
+
+def build(side: int, filters: int, **solver: Any) -> Classifier:
+    """The classifier of `ncode run classification`, for colour images; a test of the lab compares the two."""
+    kernels = ("conv_in", "conv_3x3", "conv_out")
+    f = Augmented(ConvBlock(3 + 10, filters, controlled=kernels), zeros=10)
+    controller = OpenLoop(gamma("conv-pool", (3, side, side), 10), scale=0.1)
+    options: dict[str, Any] = {"rtol": TOLERANCE, "atol": TOLERANCE, "max_steps": 1000, **solver}
+    return Classifier(NCODE(f, controller, **options), (3, side, side), 10)
 
 
 def contest(settings: Settings) -> Contest:

@@ -3,7 +3,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import torch
+from ncode_lab.experiments.classification.models import ClassifierSettings, build_classifier
+
 ROOT = Path(__file__).parents[2]
+
+
+def test_the_classifier_of_the_solver_s_benchmark_is_that_of_the_experiment(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.workloads import cifar_epoch
+
+    ours = cifar_epoch.build(8, filters=10, compile=True)
+    torch.manual_seed(0)
+    theirs = build_classifier("ncode", (3, 8, 8), settings=ClassifierSettings(filters=10, compile=True))
+    assert str(ours) == str(theirs)
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(value, ours.state_dict()[name]), name
 
 
 def test_fits_of_mixtures_are_timed_until_they_converge_and_at_their_longest(tmp_path):
