@@ -13,6 +13,8 @@ from torch import nn
 
 from .errors import InputError
 
+__all__ = ["check_choice", "check_count", "check_fraction", "check_function", "check_number"]
+
 
 def check_choice(kind: str, given: Any, known: Iterable[str]) -> str:
     """Return `given` if it is one of the known names; otherwise raise with the nearest one.

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .ode.solution import Solution
 
+__all__ = ["InputError", "SolveError", "Status"]
+
 
 class Status(enum.IntEnum):
     """How the solve of one sample ended; `sentence` is what a user reads.

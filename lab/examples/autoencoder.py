@@ -3,7 +3,7 @@
 The encoder sets the couplings of a linear system, and where that system has come to is the code. The picture shows what
 the states on the way decode to, and images that were drawn from a mixture of Gaussians fitted to the codes.
 
-    python examples/autoencoder.py
+    python lab/examples/autoencoder.py
 """
 
 import argparse
