@@ -1,3 +1,3 @@
-"""The version, in one place: the package, the command and the build all read it here."""
+"""The version of the library and of the lab; both builds read it here."""
 
 __version__ = "0.1.0"
