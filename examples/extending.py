@@ -99,9 +99,8 @@ def main() -> None:
     block = ncode.NCODE(Attraction(), Mirror(), rtol=1e-6)
     x, ts = torch.tensor([[-1.0], [0.5]]), torch.tensor([math.log(2), 3.0])
     xs = block.trajectory(x, ts)[..., 0]
-    print(
-        f"block           x at t = log 2 {xs[:, 0].abs().round(decimals=3).tolist()}, at t = 3 {xs[:, 1].round(decimals=3).tolist()}"
-    )
+    meeting, end = xs.abs().round(decimals=3).T.tolist()
+    print(f"block           |x| at t = log 2 {meeting}, at t = 3 {end}")
     assert torch.allclose(xs, x * (2 * (-ts).exp() - 1), atol=1e-5)
 
     # Registered classes are found by their names. Classes that are not, but live in an importable module, are found by
