@@ -1,6 +1,6 @@
-"""`python -m benchmarks.summary`: writes the tables of benchmarks/README.md from the files of results/.
+"""`python -m benchmarks.summary`: write the tables of benchmarks/README.md from the files in results/.
 
-With `--check` it writes nothing, and exits with 1 if the tables are not what the results say.
+With `--check`, write nothing and exit with 1 if the tables differ from the results.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from .contest import Aim
 
 ROOT = Path(__file__).parents[1]
 README = ROOT / "benchmarks" / "README.md"
-STRUCTURE = ("convolutions", "linear-flow", "plastic")  # workloads with rows of their own, so a table of their own
+STRUCTURE = ("convolutions", "linear-flow", "plastic")  # shown in a table of their own
 EPOCH = "cifar-epoch"
-WRONG = 0.1  # a gradient's relative error from which on it is told
+WRONG = 0.1  # relative error of a gradient above which the table shows it
 EPOCH_COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "ms a step": lambda row: f"{row['seconds'] * 1e3:.1f}",
-    "over the paper's way": lambda row: _number(row["more"].get("/ paper"), ".3f"),
-    "s an epoch": lambda row: _number(row["more"].get("epoch, s"), ".1f"),
+    "ms per step": lambda row: f"{row['seconds'] * 1e3:.1f}",
+    "relative to the paper's way": lambda row: _number(row["more"].get("/ paper"), ".3f"),
+    "s per epoch": lambda row: _number(row["more"].get("epoch, s"), ".1f"),
     "MiB, batch 512": lambda row: _number(row["peak_bytes"], ".0f", 2**-20),
     "NFE": lambda row: _number((row["nfe"] or {}).get("forward"), ".1f"),
     "NFE backward": lambda row: _number((row["nfe"] or {}).get("backward"), ".1f"),
     "loss": lambda row: f"{row['loss']:.4f}",
 }
-# By result file: what was measured, the aim, and how to tell it of the file.
+# By result file: what was measured, the aim, and how to read the value from the file.
 CODING: dict[str, dict[str, tuple[str, Callable[[Mapping[str, Any]], str]]]] = {
     "fid-cifar10.json": {
         "FID of CIFAR-10's training images to its test images": (
@@ -60,7 +60,7 @@ def found() -> list[dict[str, Any]]:
 
 
 def tables() -> str:
-    """Two tables a device, from the result files."""
+    """Two tables per device, from the result files."""
     parts = []
     for data in found():
         parts.append(f"{_machine(data)}; milliseconds")
@@ -73,7 +73,7 @@ def tables() -> str:
 
 
 def epochs() -> str:
-    """A table a device of the whole classifier."""
+    """One table of the whole classifier per device."""
     parts = []
     for data in found():
         measured = data["workloads"].get(EPOCH)
@@ -89,11 +89,11 @@ def epochs() -> str:
 
 
 def aims() -> str:
-    """All aims that the workloads state, and what became of them."""
+    """All aims of the workloads, and whether they were reached."""
     results = found()
     devices = [data["device"] for data in results]
     lines = [
-        "| workload | the best of ours | over the best of | " + " | ".join(data["name"] for data in results) + " |",
+        f"| workload | our fastest | relative to the fastest of | {' | '.join(data['name'] for data in results)} |",
         "|---|---|---|" + "---|" * len(results),
     ]
     for workload in workloads.names():
@@ -111,13 +111,13 @@ def aims() -> str:
 
 
 def coding() -> str:
-    """What the experiments with autoencoders rest on, and its aims."""
+    """Measurements of parts that the autoencoder experiments use, with their aims."""
     lines = ["| | aim | measured | command |", "|---|---|---|---|"]
     for name, rows in CODING.items():
         path = ROOT / "lab" / "results" / name
         data = json.loads(path.read_text()) if path.is_file() else None
-        for what, (aim, tell) in rows.items():
-            shown = f"{tell(data)} ({data['environment']['device_name']})" if data else "not measured"
+        for what, (aim, read) in rows.items():
+            shown = f"{read(data)} ({data['environment']['device_name']})" if data else "not measured"
             # Older files name the module from before the move to benchmarks/lab.
             command = f"`{re.sub('benchmarks[.](?!lab)', 'benchmarks.lab.', data['command'])}`" if data else "–"
             lines.append(f"| {what} | {aim} | {shown} | {command} |")
@@ -167,7 +167,7 @@ def _table(some: dict[str, Any]) -> str:
 
 
 def rendered() -> str:
-    """The README with the tables as the results say."""
+    """The README with tables made from the results."""
     text = README.read_text()
     for name, block in BLOCKS.items():
         begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
@@ -180,4 +180,4 @@ if __name__ == "__main__":
     if "--check" not in sys.argv[1:]:
         README.write_text(rendered())
     elif README.read_text() != rendered():
-        sys.exit("the tables of benchmarks/README.md are not what results/ says: run python -m benchmarks.summary")
+        sys.exit("the tables of benchmarks/README.md differ from results/: run python -m benchmarks.summary")
