@@ -139,13 +139,12 @@ def test_more_images_after_a_score_are_counted():
     torch.testing.assert_close(score.compute(), score_of(pictures(10), torch.cat([pictures(10, 1), pictures(10, 2)])))
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_reset_forgets_the_generated_images_and_on_request_keeps_the_real_ones(kept):
-    score = FrechetDistance(colours, reset_real_features=not kept)
+def test_reset_forgets_the_generated_images_and_keeps_the_real_ones():
+    score = FrechetDistance(colours)
     score.update(pictures(10), real=True)
     score.update(pictures(10, 1), real=False)
     score.reset()
-    assert (score.real.count, score.fake.count) == (10 if kept else 0, 0)
+    assert (score.real.count, score.fake.count) == (10, 0)
 
 
 def test_only_the_published_network_gives_a_score_named_fid():

@@ -1,6 +1,7 @@
 import pytest
 import torch
-from ncode_lab.metrics import FrechetDistance, Inception, find_weights, load_inception
+from ncode_lab.data import find
+from ncode_lab.metrics import FrechetDistance, Inception, load_inception
 from ncode_lab.metrics.inception import fingerprint, resize
 
 from ncode import InputError
@@ -134,16 +135,18 @@ def test_the_last_block_alone_pools_by_the_maximum():
 
 def test_weights_are_found_in_the_data_folder(file, tmp_path, monkeypatch):
     monkeypatch.setenv("NCODE_DATA", str(tmp_path))
-    assert find_weights() == file
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert find("inception") == (file,)
     (tmp_path / "inception").mkdir()
     moved = file.rename(tmp_path / "inception" / file.name)
-    assert find_weights() == moved
-    moved.unlink()
-    with pytest.raises(InputError, match=r"are not in .*: put inception-2015-12-05-fp16.safetensors into"):
-        find_weights()
-    monkeypatch.delenv("NCODE_DATA")
-    with pytest.raises(InputError, match=r"--fid-weights.* or set NCODE_DATA"):
-        find_weights()
+    assert find("inception") == (moved,)
+    other = moved.rename(tmp_path / "inception" / "pt_inception-2015-12-05-6726825d.pth")
+    assert find("inception") == (other,)
+    other.unlink()
+    with pytest.raises(InputError, match=r"Missing: inception-2015-12-05-fp16.safetensors or .* fetch https://github"):
+        find("inception")
+    with pytest.raises(InputError, match=r"there is no file nowhere.safetensors"):
+        load_inception("nowhere.safetensors")
 
 
 def test_a_file_that_is_cut_short_gets_a_sentence(file, weights, tmp_path):

@@ -52,6 +52,9 @@ def _idx_files(addresses: tuple[str, ...], checksums: tuple[str, ...]) -> tuple[
 
 _IDX = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 _IDX_FORMS = (tuple(f"{part}-ubyte.gz" for part in _IDX), tuple(f"{part}-ubyte" for part in _IDX))
+_FID_WEIGHTS = (
+    "https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/pt_inception-2015-12-05-6726825d.pth"
+)
 _CIFAR10 = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 SOURCES: dict[str, Source] = {
@@ -116,9 +119,9 @@ SOURCES: dict[str, Source] = {
     "inception": Source(
         "the FID network (Inception, 2015-12-05)",
         "inception",
-        (("inception-2015-12-05-fp16.safetensors",),),
+        (("inception-2015-12-05-fp16.safetensors",), (_FID_WEIGHTS.rpartition("/")[2],)),
         (),
-        "copy the file from a machine that has it (this very file has no public address)",
+        f"fetch {_FID_WEIGHTS} (95 MB)",
     ),
 }
 

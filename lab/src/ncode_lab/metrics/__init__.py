@@ -2,9 +2,8 @@
 
 from .clustering import clustering_accuracy, k_means, normalised_mutual_information, spectral_clusters, t_sne
 from .error import bit_error_rate
-from .fid import FrechetDistance, extract, frechet_distance
-from .inception import Inception, find_weights, load_inception
-from .kid import KernelDistance, kernel_distance
+from .fid import FrechetDistance, KernelDistance, extract, frechet_distance, kernel_distance
+from .inception import Inception, load_inception
 from .mixture import GaussianMixture, KernelDensity
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "bit_error_rate",
     "clustering_accuracy",
     "extract",
-    "find_weights",
     "frechet_distance",
     "k_means",
     "kernel_distance",

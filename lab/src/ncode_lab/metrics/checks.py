@@ -1,4 +1,4 @@
-"""Checks of codes and labels."""
+"""Checks of codes, labels and images."""
 
 from __future__ import annotations
 
@@ -44,3 +44,21 @@ def check_labels(labels: Any, name: str, *, length: int | None = None) -> Tensor
     if labels.min() < 0:
         raise InputError(f"{name} must not be negative; the smallest is {int(labels.min())}")
     return labels
+
+
+def check_images(images: Any) -> Tensor:
+    """Return a uint8 tensor (n, 3, height, width)."""
+    if not isinstance(images, Tensor):
+        raise InputError(f"images must be a uint8 tensor (n, 3, height, width); given {type(images).__name__}")
+    if images.dim() != 4 or 0 in images.shape:
+        raise InputError(f"images must be of shape (n, 3, height, width); given {tuple(images.shape)}")
+    if images.shape[1] != 3:
+        grey = ": repeat the grey channel with images.expand(-1, 3, -1, -1)" if images.shape[1] == 1 else ""
+        last = ": put channels second with images.movedim(-1, 1)" if images.shape[3] == 3 else ""
+        raise InputError(f"images must have 3 channels, (n, 3, height, width); given {tuple(images.shape)}{grey}{last}")
+    if images.dtype != torch.uint8:
+        raise InputError(
+            f"images must be bytes, uint8 from 0 to 255; given {images.dtype}: convert numbers in [0, 1] with"
+            " (images * 255).round().to(torch.uint8)"
+        )
+    return images

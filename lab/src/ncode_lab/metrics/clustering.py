@@ -92,16 +92,14 @@ def spectral_clusters(codes: Tensor, clusters: int, *, neighbours: int = 10, see
     return torch.as_tensor(model.fit_predict(codes.cpu().numpy()), device=codes.device).long()
 
 
-def t_sne(
-    codes: Tensor, *, perplexity: float = 30.0, dimensions: int = 2, seed: int = 0, threads: int = 1, **settings: Any
-) -> Tensor:
-    """Return the t-SNE map (n, dimensions) of codes by openTSNE, which also gets the other settings.
+def t_sne(codes: Tensor, *, perplexity: float = 30.0, seed: int = 0, threads: int = 1, **settings: Any) -> Tensor:
+    """Return the t-SNE map (n, 2) of codes by openTSNE, which also gets the other settings.
 
     >>> import torch, ncode_lab.metrics
     >>> ncode_lab.metrics.t_sne(torch.randn(60, 5), perplexity=5, n_iter=20).shape
     torch.Size([60, 2])
     """
-    codes, dimensions = check_codes(codes), check_count("dimensions", dimensions)
+    codes = check_codes(codes)
     check_number("perplexity", perplexity, low=1.0)
     # openTSNE would silently lower a perplexity that is too large.
     if len(codes) <= 3 * perplexity:
@@ -113,8 +111,8 @@ def t_sne(
         from openTSNE import TSNE
     except ImportError as error:
         raise InputError("t-SNE needs the package openTSNE: pip install ncode-lab[images]") from error
-    settings = {**settings, "n_components": dimensions, "perplexity": perplexity, "random_state": seed}
-    model = TSNE(n_jobs=check_count("threads", threads), **settings)
+    settings |= {"perplexity": perplexity, "random_state": seed, "n_jobs": check_count("threads", threads)}
+    model = TSNE(**settings)
     return torch.as_tensor(model.fit(codes.double().cpu().numpy())).to(codes)
 
 

@@ -15,9 +15,9 @@ def bit_error_rate(bits: Tensor, target: Tensor) -> Tensor:
     >>> bit_error_rate(torch.tensor([[0.2, -0.9], [0.4, 0.1]]), torch.tensor([[1.0, -1.0], [-1.0, 1.0]]))
     tensor(0.2500)
     """
-    if not isinstance(bits, Tensor) or not isinstance(target, Tensor):
-        wrong = target if isinstance(bits, Tensor) else bits
-        raise InputError(f"bits and their target must be tensors; given {type(wrong).__name__}")
+    for given in (bits, target):
+        if not isinstance(given, Tensor):
+            raise InputError(f"bits and their target must be tensors; given {type(given).__name__}")
     if bits.shape != target.shape or not bits.numel():
         raise InputError(
             f"bits and their target must be of one shape: given {tuple(bits.shape)}, {tuple(target.shape)}"

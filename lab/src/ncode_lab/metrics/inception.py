@@ -7,9 +7,8 @@ by the maximum, and the resize starts its grid at the corner of the image. Each 
 from __future__ import annotations
 
 import hashlib
-import os
+import re
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from ncode import InputError
 from ncode.checks import check_choice
 
 from ..precision import tf32
+from .checks import check_images
 
 SIDE = 299
 Kernel = int | tuple[int, int]
@@ -27,29 +27,11 @@ Chain = list[tuple[int, Kernel]]  # (channels out, kernel) of one convolution af
 ROW, COLUMN = (1, 7), (7, 1)
 
 PRECISIONS = ("ieee", "tf32")
+_UNUSED = re.compile(r"fc\.|AuxLogits\.|.*num_batches_tracked")
 
-FILES = ("inception-2015-12-05-fp16.safetensors", "pt_inception-2015-12-05-6726825d.pth")
-ADDRESS = f"https://github.com/mseitzer/pytorch-fid/releases/download/fid_weights/{FILES[1]}"
-# Of the published weights, with convolutions rounded to float16: the same for both files.
+FILE = "inception-2015-12-05-fp16.safetensors"
+# Of the published weights, with convolutions rounded to float16: the same for the file of pytorch-fid.
 FINGERPRINT = "4caed7af36b5f123f95ab0ef485442785c9ce6b4467729c6dea6f8c07bd3edd3"
-
-
-def check_images(images: Any) -> Tensor:
-    """Return a uint8 tensor (n, 3, height, width)."""
-    if not isinstance(images, Tensor):
-        raise InputError(f"images must be a uint8 tensor (n, 3, height, width); given {type(images).__name__}")
-    if images.dim() != 4 or 0 in images.shape:
-        raise InputError(f"images must be of shape (n, 3, height, width); given {tuple(images.shape)}")
-    if images.shape[1] != 3:
-        grey = ": repeat the grey channel with images.expand(-1, 3, -1, -1)" if images.shape[1] == 1 else ""
-        last = ": put channels second with images.movedim(-1, 1)" if images.shape[3] == 3 else ""
-        raise InputError(f"images must have 3 channels, (n, 3, height, width); given {tuple(images.shape)}{grey}{last}")
-    if images.dtype != torch.uint8:
-        raise InputError(
-            f"images must be bytes, uint8 from 0 to 255; given {images.dtype}: convert numbers in [0, 1] with"
-            " (images * 255).round().to(torch.uint8)"
-        )
-    return images
 
 
 class Inception(nn.Module):
@@ -217,8 +199,8 @@ class _Mixed(nn.Module):
         return self.branch_pool(functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False))
 
 
-def load_inception(weights: str | Path | None = None, precision: str = "ieee") -> Inception:
-    """Load the FID network with weights from a file. Default: from the folder that NCODE_DATA names.
+def load_inception(weights: str | Path, precision: str = "ieee") -> Inception:
+    """Load the FID network with weights from a file, which `ncode_lab.data.find("inception")` finds.
 
     The file is a .safetensors or a .pth with the names of torchvision's Inception3. `precision` is that of
     convolutions on CUDA: see `Inception`.
@@ -230,8 +212,10 @@ def load_inception(weights: str | Path | None = None, precision: str = "ieee") -
     ...     print(error)
     there is no file nowhere.safetensors: it should hold the weights of the FID network, ...
     """
-    path = find_weights(weights)
-    given = {name: value for name, value in _read(path).items() if not _is_unused(name)}
+    path = Path(weights)
+    if not path.is_file():
+        raise InputError(f"there is no file {path}: it should hold the weights of the FID network, {FILE}")
+    given = {name: value for name, value in _read(path).items() if not _UNUSED.match(name)}
     with torch.random.fork_rng(devices=[]):
         network = Inception(precision)
     state = {name: value for name, value in network.state_dict().items() if not name.endswith("num_batches_tracked")}
@@ -247,36 +231,6 @@ def load_inception(weights: str | Path | None = None, precision: str = "ieee") -
     return network
 
 
-def find_weights(weights: str | Path | None = None) -> Path:
-    """Return the given file, or one of the known files in NCODE_DATA.
-
-    >>> import tempfile, pathlib, ncode_lab.metrics
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = pathlib.Path(folder) / "own.safetensors"
-    ...     path.touch()
-    ...     ncode_lab.metrics.find_weights(path).name
-    'own.safetensors'
-    """
-    if weights is not None:
-        if not Path(weights).is_file():
-            raise InputError(f"there is no file {weights}: it should hold the weights of the FID network, {FILES[0]}")
-        return Path(weights)
-    root = os.environ.get("NCODE_DATA")
-    if not root:
-        raise InputError(
-            "the FID network needs its weights: give their file with --fid-weights (in Python, load_inception(path)),"
-            " or set NCODE_DATA to the folder that holds them"
-        )
-    places = [Path(root) / folder / name for name in FILES for folder in ("inception", ".")]
-    for place in places:
-        if place.is_file():
-            return place
-    raise InputError(
-        f"the weights of the FID network are not in {root}: put {FILES[0]} into {places[0].parent}, or download"
-        f" {ADDRESS} there (95 MB)"
-    )
-
-
 def fingerprint(network: Inception) -> str:
     """Return the SHA-256 of the weights, with convolutions rounded to float16, whatever file they came from."""
     sha = hashlib.sha256()
@@ -287,12 +241,8 @@ def fingerprint(network: Inception) -> str:
     return sha.hexdigest()
 
 
-def _is_unused(name: str) -> bool:
-    return name.startswith(("fc.", "AuxLogits.")) or name.endswith("num_batches_tracked")
-
-
 def _read(path: Path) -> dict[str, Tensor]:
-    advice = f"fetch it again, or use {FILES[0]}"
+    advice = f"fetch it again, or use {FILE}"
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -317,7 +267,7 @@ def _check(path: Path, given: dict[str, Tensor], wanted: dict[str, Tensor]) -> N
         parts += [f"{len(unknown)} are not of this network, as {unknown[0]}"] if unknown else []
         raise InputError(
             f"{path} does not hold the FID network: {'; '.join(parts)}. The names must be those of torchvision's"
-            f" Inception3, as in {FILES[0]}"
+            f" Inception3, as in {FILE}"
         )
     for name, value in wanted.items():
         if given[name].shape != value.shape:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ncode import InputError
-from ncode.checks import check_choice, check_count, check_number
+from ncode.checks import check_count, check_number
 
 from .checks import check_codes
 from .clustering import Progress, k_means
@@ -31,7 +30,7 @@ class Fitted:
 
 
 class GaussianMixture:
-    """A mixture of Gaussians with full or diagonal covariances, fitted by expectation-maximisation (EM).
+    """A mixture of Gaussians with full covariances, fitted by expectation-maximisation (EM) in float64.
 
     The fit starts from k-means and stops when the mean log-likelihood per code changes by less than `tol`, or after
     `max_iterations`. `reg_covar`, e below, is added to every variance: it keeps the covariance of a component with
@@ -43,10 +42,6 @@ class GaussianMixture:
     with w' the new weights; this bound may be negative. Rounding adds an error of up to the float64 resolution times
     (largest squared code) / (smallest variance), which is large for a component that collapsed to a variance of e.
 
-    Everything is in float64. With `dtype=torch.float32` the products over all codes and components are not, which is
-    faster where float64 is slow; keep TF32 off then. Parameters stay in float64, so that small components do not
-    become singular.
-
     >>> import torch, ncode_lab.metrics
     >>> codes = torch.cat([torch.randn(200, 2), torch.randn(200, 2) + 8])
     >>> mixture = ncode_lab.metrics.GaussianMixture(2).fit(codes)
@@ -56,24 +51,11 @@ class GaussianMixture:
     torch.Size([5, 2])
     """
 
-    def __init__(
-        self,
-        components: int,
-        covariance: str = "full",
-        *,
-        tol: float = 1e-3,
-        max_iterations: int = 100,
-        reg_covar: float = 1e-6,
-        dtype: torch.dtype = torch.float64,
-    ):
+    def __init__(self, components: int, *, tol: float = 1e-3, max_iterations: int = 100, reg_covar: float = 1e-6):
         self.components = check_count("components", components)
-        self.covariance = check_choice("covariance", covariance, COVARIANCES)
         self.tol = check_number("tol", tol, low=0.0)
         self.max_iterations = check_count("max_iterations", max_iterations)
         self.reg_covar = check_number("reg_covar", reg_covar, low=0.0)
-        if dtype not in (torch.float32, torch.float64):
-            raise InputError(f"dtype must be torch.float64 or torch.float32; given {dtype}")
-        self.dtype = dtype
         self._fitted: Fitted | None = None
 
     @torch.no_grad()
@@ -101,11 +83,11 @@ class GaussianMixture:
             share = self._check_responsibilities(responsibilities, x)
         weights, gaussians = self._maximise(x, share)
         del share
-        rows, history, converged = x.to(self.dtype), [], False
+        history, converged = [], False
         for iteration in range(1, self.max_iterations + 1):
-            joint = self._log_joint(rows, weights, gaussians)
+            joint = _log_joint(x, weights, gaussians)
             total = joint.logsumexp(1, keepdim=True)
-            history.append(float(total.double().mean()))
+            history.append(float(total.mean()))
             weights, gaussians = self._maximise(x, joint.sub_(total).exp_())
             if progress is not None:
                 progress("mixture", iteration, self.max_iterations)
@@ -135,15 +117,10 @@ class GaussianMixture:
             raise InputError("responsibilities must not be negative, and each row must sum to 1")
         return share
 
-    def _log_joint(self, rows: Tensor, weights: Tensor, gaussians: Gaussians) -> Tensor:
-        """Return log weight + log density, (n, components)."""
-        return gaussians.log_density(rows).add_(weights.log().to(rows.dtype))
-
     def _maximise(self, x: Tensor, share: Tensor) -> tuple[Tensor, Gaussians]:
         # A component without codes keeps a positive weight, so that its log is finite.
-        counts = share.sum(0, dtype=torch.float64) + 10 * torch.finfo(torch.float64).eps
-        gaussians = COVARIANCES[self.covariance].estimate(x, share, counts, self.reg_covar)
-        return counts / counts.sum(), gaussians
+        counts = share.sum(0) + 10 * torch.finfo(torch.float64).eps
+        return counts / counts.sum(), Gaussians.estimate(x, share, counts, self.reg_covar)
 
     @property
     def fitted(self) -> Fitted:
@@ -164,7 +141,7 @@ class GaussianMixture:
 
     @property
     def covariances(self) -> Tensor:
-        """(components, d, d), or (components, d) if they are diagonal."""
+        """(components, d, d)."""
         return self.fitted.gaussians.covariances
 
     @property
@@ -183,21 +160,17 @@ class GaussianMixture:
 
     def score(self, codes: Tensor) -> float:
         """Return the mean log-likelihood per code."""
-        return float(self.score_samples(codes).double().mean())
+        return float(self.score_samples(codes).mean())
 
     def predict(self, codes: Tensor) -> Tensor:
         """Return the most likely component of each code, (n,)."""
         return self._log_joint_of(codes).argmax(1)
 
-    def predict_proba(self, codes: Tensor) -> Tensor:
-        """Return the responsibilities, (n, components)."""
-        return self._log_joint_of(codes).softmax(1)
-
     @torch.no_grad()
     def _log_joint_of(self, codes: Tensor) -> Tensor:
         fitted = self.fitted
-        rows = check_codes(codes, width=fitted.gaussians.means.shape[1]).to(fitted.weights.device, self.dtype)
-        return self._log_joint(rows, fitted.weights, fitted.gaussians)
+        x = check_codes(codes, width=fitted.gaussians.means.shape[1]).to(fitted.weights)
+        return _log_joint(x, fitted.weights, fitted.gaussians)
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -221,8 +194,8 @@ class GaussianMixture:
         share = torch.full((len(rows), few), 1 / few, dtype=x.dtype, device=x.device)
 
         def iterate() -> None:
-            trial = COVARIANCES[self.covariance].estimate(rows, share, share.sum(0), self.reg_covar + 1e-3)
-            trial.log_density(rows.to(self.dtype)).sum().item()
+            trial = Gaussians.estimate(rows, share, share.sum(0), self.reg_covar + 1e-3)
+            trial.log_density(rows).sum().item()
 
         iterate()  # the first call also initialises libraries
         began = time.perf_counter()
@@ -231,51 +204,36 @@ class GaussianMixture:
         return (time.perf_counter() - began) / part * self.max_iterations
 
 
-class Gaussians(ABC):
-    """k Gaussians of d dimensions, with means (k, d)."""
-
-    means: Tensor
-    covariances: Tensor
-
-    @staticmethod
-    @abstractmethod
-    def estimate(x: Tensor, share: Tensor, counts: Tensor, reg_covar: float) -> Gaussians:
-        """Fit to points (n, d) with responsibilities `share` (n, k); `counts` (k,) are their sums."""
-
-    @abstractmethod
-    def log_density(self, x: Tensor) -> Tensor:
-        """Return the log densities (n, k), in the dtype of the points."""
-
-    @abstractmethod
-    def transform(self, chosen: Tensor, noise: Tensor) -> Tensor:
-        """Turn standard normal noise (n, d) into samples of the chosen Gaussians (n,)."""
-
-
-class Full(Gaussians):
-    """Gaussians with full covariances (k, d, d)."""
+class Gaussians:
+    """k Gaussians of d dimensions, with means (k, d) and covariances (k, d, d)."""
 
     def __init__(self, means: Tensor, covariances: Tensor):
         self.means, self.covariances = means, covariances
         self.roots, failed = torch.linalg.cholesky_ex(covariances)
         if failed.any():
-            _refuse_singular("the covariance", failed != 0)
+            which = failed.nonzero().flatten().tolist()
+            raise InputError(
+                f"the covariance of {len(which)} components, the first is {which[0]}, is singular to rounding: raise"
+                " reg_covar, or rescale the codes to a scale near 1"
+            )
         self.log_volume = self.roots.diagonal(dim1=1, dim2=2).log().sum(1)
 
-    @staticmethod
-    def estimate(x: Tensor, share: Tensor, counts: Tensor, reg_covar: float) -> Full:
-        means = (share.T.to(x.dtype) @ x) / counts[:, None]
+    @classmethod
+    def estimate(cls, x: Tensor, share: Tensor, counts: Tensor, reg_covar: float) -> Gaussians:
+        """Fit to points (n, d) with responsibilities `share` (n, k); `counts` (k,) are their sums."""
+        means = (share.T @ x) / counts[:, None]
         covariances = x.new_empty(len(counts), x.shape[1], x.shape[1])
         # The more components at once, the more points that only some of them use.
         size = min(_components_at_once(x), 64)
         for first, used in zip(range(0, len(counts), size), _used_points(share, size), strict=True):
             part = slice(first, first + size)
-            scatter = _scatter(x[used], share[used, part].to(x.dtype), means[part])
+            scatter = _scatter(x[used], share[used, part], means[part])
             covariances[part] = scatter / counts[part, None, None]
         covariances.diagonal(dim1=1, dim2=2).add_(reg_covar)
-        return Full(means, covariances)
+        return cls(means, covariances)
 
     def log_density(self, x: Tensor) -> Tensor:
-        """By one product with the inverse Cholesky factors, in chunks of points and components."""
+        """Return the log densities (n, k), by products with inverse Cholesky factors."""
         n, d = x.shape
         out = x.new_empty(n, len(self.means))
         eye = torch.eye(d, dtype=self.roots.dtype, device=x.device)
@@ -284,9 +242,9 @@ class Full(Gaussians):
         for first in range(0, len(self.means), size):
             part = slice(first, first + size)
             inverse = torch.linalg.solve_triangular(self.roots[part], eye, upper=False)
-            centre = (inverse @ self.means[part, :, None]).flatten().to(x.dtype)
-            inverse = inverse.flatten(0, 1).T.to(x.dtype)
-            constant = (-0.5 * d * LOG_2_PI - self.log_volume[part]).to(x.dtype)
+            centre = (inverse @ self.means[part, :, None]).flatten()
+            inverse = inverse.flatten(0, 1).T
+            constant = -0.5 * d * LOG_2_PI - self.log_volume[part]
             for start in range(0, n, rows):
                 points = slice(start, start + rows)
                 scaled = torch.addmm(centre, x[points], inverse, beta=-1)
@@ -295,6 +253,7 @@ class Full(Gaussians):
         return out
 
     def transform(self, chosen: Tensor, noise: Tensor) -> Tensor:
+        """Turn standard normal noise (n, d) into samples of the chosen Gaussians (n,)."""
         rows = max(1, _chunk_numel(noise) // noise.shape[1] ** 2)
         parts = [
             self.means[which] + (self.roots[which] @ part[:, :, None]).squeeze(2)
@@ -303,57 +262,9 @@ class Full(Gaussians):
         return torch.cat(parts)
 
 
-class Diagonal(Gaussians):
-    """Gaussians with diagonal covariances (k, d)."""
-
-    def __init__(self, means: Tensor, covariances: Tensor):
-        self.means, self.covariances = means, covariances
-        if not (covariances > 0).all():
-            _refuse_singular("a variance", (covariances <= 0).any(1))
-
-    @staticmethod
-    def estimate(x: Tensor, share: Tensor, counts: Tensor, reg_covar: float) -> Diagonal:
-        share = share.to(x.dtype)
-        # Around the mean of all points: the difference of squares below loses the digits of a common offset.
-        offset = x.mean(0)
-        x = x - offset
-        means = (share.T @ x) / counts[:, None]
-        squares = (share.T @ x.square()) / counts[:, None]
-        variances = (squares - means.square()).clamp(min=0)
-        return Diagonal(means + offset, variances + reg_covar)
-
-    def log_density(self, x: Tensor) -> Tensor:
-        """In chunks of points and components.
-
-        Two products over squares would be faster, but rounding would blur narrow components.
-        """
-        n, d = x.shape
-        out = x.new_empty(n, len(self.means))
-        size = min(len(self.means), 64)
-        rows = max(1, _chunk_numel(x) // (size * d))
-        for first in range(0, len(self.means), size):
-            part = slice(first, first + size)
-            means, scale = self.means[part].to(x.dtype), self.covariances[part].rsqrt().to(x.dtype)
-            constant = (-0.5 * (d * LOG_2_PI + self.covariances[part].log().sum(1))).to(x.dtype)
-            for start in range(0, n, rows):
-                points = slice(start, start + rows)
-                squares = (x[points, None] - means).mul_(scale).square_().sum(2)
-                out[points, part] = squares.mul_(-0.5).add_(constant)
-        return out
-
-    def transform(self, chosen: Tensor, noise: Tensor) -> Tensor:
-        return self.means[chosen] + self.covariances[chosen].sqrt() * noise
-
-
-COVARIANCES: dict[str, type[Gaussians]] = {"full": Full, "diagonal": Diagonal}
-
-
-def _refuse_singular(what: str, singular: Tensor) -> None:
-    which = singular.nonzero().flatten().tolist()
-    raise InputError(
-        f"{what} of {len(which)} components, the first is {which[0]}, is singular to rounding: raise reg_covar, or"
-        " rescale the codes to a scale near 1"
-    )
+def _log_joint(x: Tensor, weights: Tensor, gaussians: Gaussians) -> Tensor:
+    """Return log weight + log density, (n, components)."""
+    return gaussians.log_density(x).add_(weights.log())
 
 
 def _scatter(x: Tensor, share: Tensor, means: Tensor) -> Tensor:
@@ -406,11 +317,3 @@ class KernelDensity:
         chosen = torch.randint(len(self.codes), (n,), generator=generator, device=device)
         noise = torch.randn(n, self.codes.shape[1], generator=generator, device=device, dtype=self.codes.dtype)
         return self.codes[chosen.to(self.codes.device)] + self.width * noise.to(self.codes.device)
-
-    @torch.no_grad()
-    def score_samples(self, codes: Tensor) -> Tensor:
-        """Return the log-likelihood of each code, (n,)."""
-        x, centres = check_codes(codes, width=self.codes.shape[1]).to(self.codes.device).double(), self.codes.double()
-        log_norm = self.codes.shape[1] * math.log(self.width * math.sqrt(2 * math.pi)) + math.log(len(self.codes))
-        parts = [(torch.cdist(part, centres).square() / (-2 * self.width**2)).logsumexp(1) for part in x.split(1000)]
-        return torch.cat(parts) - log_norm

@@ -18,7 +18,7 @@ from ncode import InputError
 from ncode.checks import check_choice
 
 from ...data import MissingData, cache_dir, find, stream
-from ...metrics import FrechetDistance, Inception, KernelDistance, extract, find_weights, load_inception
+from ...metrics import FrechetDistance, Inception, KernelDistance, extract, load_inception
 from ...training import RunError, Trial, TrialContext
 from ...training.files import write_file
 from .settings import Coding
@@ -99,7 +99,7 @@ class Judge:
     def __init__(self, test: Tensor, weights: Path | None, precision: Precision = "ieee"):
         self.network = (RandomFeatures() if weights is None else _inception(weights, precision)).to(test.device)
         features = "random" if weights is None else None
-        self.frechet = FrechetDistance(self.network, features, reset_real_features=False)
+        self.frechet = FrechetDistance(self.network, features)
         self.names = OTHER if weights is None else FID
         if self.names == FID:
             # These take minutes on a CPU, and are the same for every run.
@@ -183,7 +183,7 @@ def _inception(weights: Path, precision: Precision) -> Inception:
 def find_fid_weights(named: str, data_dir: str) -> Path | None:
     """The file of the FID network's weights; None if none was named and none is found."""
     if named:
-        return find_weights(named)
+        return Path(named)
     try:
         return find("inception", data_dir or None, download=False)[0]
     except MissingData:
