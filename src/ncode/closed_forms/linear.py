@@ -30,7 +30,7 @@ and has no second derivatives: use the matrix formulation for those.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,11 @@ from ..checks import check_choice, check_number
 from ..errors import InputError
 from ..ode.problem import check_finite, check_saved, check_state, check_time
 from .taylor import act, growth_of_powers, growth_of_rows, plan_action, powers_of, square_and_multiply
+
+if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
+    from typing import Annotated as Float
+    from typing import Annotated as Int64
+    from typing import Annotated as Real
 
 FORMULATIONS = ("auto", "matrix", "action")
 
@@ -55,18 +60,18 @@ _MAX_PARTS = 100_000  # more parts of an action indicate a mistake
 class LinearFlow(NamedTuple):
     """The states of a linear flow."""
 
-    x: Tensor  # at t1, (batch, m)
-    xs: Tensor | None  # at save_at, (batch, T, m)
+    x: Float[Tensor, "batch m"]  # at t1
+    xs: Float[Tensor, "batch times m"] | None  # at save_at
 
 
 def linear_flow(
-    theta: Tensor,
-    x0: Tensor,
-    t0: float | Tensor,
-    t1: float | Tensor,
+    theta: Float[Tensor, "batch m k"],
+    x0: Float[Tensor, "batch m"],
+    t0: float | Real[Tensor, ""] | Real[Tensor, "batch"],
+    t1: float | Real[Tensor, ""] | Real[Tensor, "batch"],
     *,
-    columns: Tensor | None = None,
-    save_at: Tensor | None = None,
+    columns: Int64[Tensor, "m k"] | None = None,
+    save_at: Real[Tensor, "times"] | Real[Tensor, "batch times"] | None = None,
     formulation: str = "auto",
     bound: float | None = None,
 ) -> LinearFlow:

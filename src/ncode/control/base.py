@@ -5,12 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from .._modules import Configurable, Shapes, Theta, format_shape
 from ..errors import InputError
+
+if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
+    from typing import Annotated as Float
+    from typing import Annotated as Inexact
+    from typing import Annotated as Shaped
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class Controller(Configurable, ABC):
     bound: bool = False
 
     @abstractmethod
-    def initial_theta(self, context: Tensor) -> Tensor | Theta:
+    def initial_theta(self, context: Shaped[Tensor, "batch ..."]) -> Tensor | Theta:
         """Return the control at t0.
 
         Args:
@@ -102,8 +107,13 @@ class Controller(Configurable, ABC):
             without the batch dimension if all samples share it.
         """
 
-    def speed(self, t: Tensor, x: Tensor, theta: dict[str, Tensor]) -> Tensor | Theta:
-        """Return dtheta/dt at times t (batch,), in the form of `initial_theta` with a batch dimension.
+    def speed(
+        self,
+        t: Float[Tensor, "batch"],
+        x: Inexact[Tensor, "batch *state"],
+        theta: dict[str, Inexact[Tensor, "batch ..."]],
+    ) -> Inexact[Tensor, "batch ..."] | Mapping[str, Inexact[Tensor, "batch ..."]]:
+        """Return dtheta/dt at times t, in the form of `initial_theta` with a batch dimension.
 
         Override it to make the control change in time.
         """

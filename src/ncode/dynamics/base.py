@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,10 @@ from torch.nn import functional as F
 from .._modules import Configurable, Shape, Shapes, Theta, accept_old_names, current_name
 from ..checks import check_choice
 from ..errors import InputError
+
+if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
+    from typing import Annotated as Float
+    from typing import Annotated as Inexact
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": lambda x: x,
@@ -76,7 +81,9 @@ class Dynamics(Configurable, ABC):
     """Whether `forward` also takes a control without its batch dimension, if all samples share it."""
 
     @abstractmethod
-    def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
+    def forward(
+        self, t: Float[Tensor, "batch"], x: Inexact[Tensor, "batch *state"], theta: Theta
+    ) -> Inexact[Tensor, "batch *state"]:
         """Return dx/dt (batch, ...) at times t (batch,), with a control theta[name] of shape (batch, ...)."""
 
     def lift(self, x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,10 @@ from .step import Step, StepSizeRule
 from .system import Control, Cost, Dynamics, Feedback, State, expand_like, tensors_of
 from .tableau import Tableau
 
+if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
+    from typing import Annotated as Inexact
+    from typing import Annotated as Real
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
@@ -45,14 +49,14 @@ def _outside_of_compilation(function: Callable[_P, _R]) -> Callable[_P, _R]:
 @_outside_of_compilation
 def solve(
     dynamics: Dynamics,
-    x0: Tensor,
-    t0: float | Tensor,
-    t1: float | Tensor,
+    x0: Inexact[Tensor, "batch *state"],
+    t0: float | Real[Tensor, ""] | Real[Tensor, "batch"],
+    t1: float | Real[Tensor, ""] | Real[Tensor, "batch"],
     *,
     theta: Control = None,
     feedback: Feedback | None = None,
     cost: Cost | None = None,
-    save_at: Tensor | Sequence[float] | None = None,
+    save_at: Real[Tensor, "times"] | Real[Tensor, "batch times"] | Sequence[float] | None = None,
     dense: bool = False,
     method: str | Tableau = "dopri5",
     rtol: float = 1e-3,

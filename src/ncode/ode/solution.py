@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,12 @@ from torch import Tensor
 from ..errors import InputError, Status
 from .step import evaluate_dense
 from .system import State
+
+if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
+    from typing import Annotated as Float
+    from typing import Annotated as Inexact
+    from typing import Annotated as Int
+    from typing import Annotated as Real
 
 
 @dataclass
@@ -29,10 +35,10 @@ class Stats:
     tensor([8, 8], dtype=torch.int32)
     """
 
-    nfe: Tensor  # evaluations of the dynamics
-    steps: Tensor  # accepted
-    rejected: Tensor
-    nfe_backward: Tensor | None = None  # evaluations in backward, after it has run
+    nfe: Int[Tensor, "batch"]  # evaluations of the dynamics
+    steps: Int[Tensor, "batch"]  # accepted
+    rejected: Int[Tensor, "batch"]
+    nfe_backward: Int[Tensor, "batch"] | None = None  # evaluations in backward, after it has run
     backend: str = "eager"
 
 
@@ -90,15 +96,15 @@ class Solution:
     (torch.Size([3, 2]), torch.Size([3, 3, 2]), torch.Size([3, 2]), True)
     """
 
-    x: Tensor
+    x: Inexact[Tensor, "batch *state"]
     theta: Any
-    cost: Tensor | None
-    ts: Tensor | None
-    xs: Tensor | None
+    cost: Float[Tensor, "batch"] | None
+    ts: Real[Tensor, "batch times"] | None
+    xs: Inexact[Tensor, "batch times *state"] | None
     thetas: Any
     stats: Stats
-    codes: Tensor  # (batch,): the status of each sample as a number
-    t: Tensor  # (batch,): the time that each sample reached
+    codes: Int[Tensor, "batch"]  # the status of each sample as a number
+    t: Float[Tensor, "batch"]  # the time that each sample reached
     dense: DenseOutput | None = None
     interval: tuple[Tensor, Tensor] | None = None
 
