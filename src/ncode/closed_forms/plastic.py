@@ -27,7 +27,7 @@ There are two formulations, with K evaluations in all:
 
     vectors   (1) and (2) as they are. theta is never formed: memory is K vectors per sample, the work is one product of
               (batch k, n) with mu per evaluation. The products mu (x_k * x_e), K^2 / 2 of them per sample, are not kept
-              but recomputed in backward; the rows of mu' are collected, so that few large products compute it.
+              but recomputed in backward.
     matrix    theta is formed at the start of each step, so that the sums in (1) and (2) run over this step alone, and
               its gradient is carried from step to step: with T' that after the step,
 
@@ -40,8 +40,7 @@ There are two formulations, with K evaluations in all:
 "auto" takes the second if n <= 3 K: four matrices are then no larger than the dozen vectors per evaluation that the
 first holds. So memory grows with K n, never with n squared per sample.
 
-This file has the public function and the weights above; plastic_passes.py has the forward and the backward pass. Steps
-are fixed here. For adaptive steps use `ncode.solve` with feedback.
+This file has the public function and the weights; plastic_passes.py has the forward and the backward pass.
 """
 
 from __future__ import annotations
@@ -139,15 +138,8 @@ def plastic_episode(
     sizes = _sizes(duration, dt, steps)
     weights = plan_weights(tableau, sizes * stimuli.shape[1], _decay_rate(decay))
     formed = formulation == "matrix" or (formulation == "auto" and stimuli.shape[2] <= 3 * len(weights.phi))
-    plan = Plan(
-        tableau,
-        sizes,
-        rho,
-        formed,
-        scale=(weights.phi if formed else weights.scale).tolist(),
-        total=weights.scale.tolist(),
-        keep=weights.keep.tolist(),
-    )
+    scale, total, keep = weights.phi if formed else weights.scale, weights.scale, weights.keep
+    plan = Plan(tableau, sizes, rho, formed, tableau.stages, scale.tolist(), total.tolist(), keep.tolist())
     ends, vectors = run_episode(plan, stimuli, theta0, mu, weights)
     last_scale, last = (part.to(stimuli.device, stimuli.dtype) for part in (weights.last_scale, weights.last))
     return PlasticEpisode(ends[-1], ends.transpose(0, 1), Trace(theta0, mu, last_scale, last, vectors))
@@ -206,7 +198,8 @@ def _check(stimuli: Any, theta0: Any, mu: Any) -> None:
 
 def plan_weights(tableau: Tableau, sizes: Sequence[float], decay: Tensor) -> Weights:
     """The weights for steps of these sizes, as a function of the decay."""
-    a, b = _square(tableau), torch.tensor(tableau.b, dtype=decay.dtype)
+    b = torch.tensor(tableau.b, dtype=decay.dtype)
+    a = torch.tensor([(*row, *[0.0] * (len(b) - len(row))) for row in tableau.a], dtype=decay.dtype)
     count, identity = len(sizes), torch.eye(len(sizes), dtype=decay.dtype)
     known = {h: _step_weights(a, b, h, decay) for h in set(sizes)}
     phi, psi, keep, new = (torch.stack([known[h][part] for h in sizes]) for part in range(4))
@@ -222,7 +215,6 @@ def plan_weights(tableau: Tableau, sizes: Sequence[float], decay: Tensor) -> Wei
         vectors=(earlier + within).reshape(evaluations, evaluations),
         scale=(phi * torch.stack(scale[:-1])[:, None]).flatten(),
         phi=phi.flatten(),
-        new=new.flatten(),
         keep=keep,
         last=(left[-1][:, None] * new).flatten(),
         last_scale=scale[-1],
@@ -236,8 +228,3 @@ def _step_weights(a: Tensor, b: Tensor, h: float, decay: Tensor) -> tuple[Tensor
     solved = torch.linalg.solve_triangular(identity + h * decay * a, right, upper=False, unitriangular=True)
     phi, psi = solved[:, 0], solved[:, 1:]
     return phi, psi, 1 - h * decay * (b @ phi), h * (b - decay * (b @ psi))
-
-
-def _square(tableau: Tableau) -> Tensor:
-    rows = [(*row, *[0.0] * (tableau.stages - len(row))) for row in tableau.a]
-    return torch.tensor(rows, dtype=torch.float64)

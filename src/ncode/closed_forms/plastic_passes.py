@@ -24,7 +24,6 @@ class Weights(NamedTuple):
     vectors: Tensor  # W (K, K): of x_k x_k^T at evaluation e
     scale: Tensor  # (K,): of theta_0 at evaluation e
     phi: Tensor  # (K,): of theta at the start of the step, at evaluation e
-    new: Tensor  # (K,): of x_k x_k^T at the end of its step
     keep: Tensor  # (N,): of theta at the start of a step, at its end
     last: Tensor  # (K,): of x_k x_k^T at the end of the episode
     last_scale: Tensor  # (): of theta_0 at the end of the episode
@@ -38,14 +37,10 @@ class Plan:
     sizes: Sequence[float]  # step sizes of one presentation
     rho: Callable[[Tensor], Tensor]
     formed: bool  # whether theta is formed at the start of each step (the matrix formulation)
+    stages: int  # evaluations per step
     scale: Sequence[float]  # per evaluation: the weight of theta_0 or, if formed, of theta at the start of the step
     total: Sequence[float]  # per evaluation: the weight of theta_0
     keep: Sequence[float]  # per step: the weight of theta at its start, at its end
-
-    @property
-    def stages(self) -> int:
-        """Evaluations per step."""
-        return self.tableau.stages
 
 
 def product(theta: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor:
@@ -79,7 +74,7 @@ def advance(x: Tensor, h: float, slopes: Sequence[Tensor], row: Sequence[float])
 def run_episode(plan: Plan, stimuli: Tensor, theta0: Tensor, mu: Tensor, weights: Weights) -> tuple[Tensor, Tensor]:
     """x at the end of each presentation (P, batch, n), and the vectors x_e (K, batch, n) of all evaluations."""
     scale = weights.phi if plan.formed else weights.scale
-    numbers = (part.to(stimuli.device, stimuli.dtype) for part in (weights.vectors, scale, weights.new, weights.keep))
+    numbers = (part.to(stimuli.device, stimuli.dtype) for part in (weights.vectors, scale, weights.keep))
     trained = _find_trained(plan.rho, stimuli[:, 0])
     return _EpisodeFunction.apply(plan, stimuli, theta0, mu, *numbers, *trained)  # pyright: ignore[reportReturnType]
 
@@ -115,13 +110,13 @@ class _EpisodeFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         tensors = ctx.saved_tensors
-        saved = SavedTensors(*tensors[:8], trained=tensors[8:])
+        saved = SavedTensors(*tensors[:7], trained=tensors[7:])
         with (
             torch.no_grad(),
             torch.autocast(saved.vectors.device.type, enabled=False),
             without_hooks(saved.trained),
         ):
-            got = Backward(ctx.plan, saved, ctx.needs_input_grad[1:]).run(*grads)
+            got = _Backward(ctx.plan, saved, ctx.needs_input_grad[1:]).run(*grads)
         return None, *forbid_double_backward(_NO_SECOND_DERIVATIVE, (*tensors, *grads), got)
 
 
@@ -160,25 +155,23 @@ class SavedTensors(NamedTuple):
     mu: Tensor
     weights: Tensor  # W (K, K)
     scale: Tensor  # (K,)
-    new: Tensor  # (K,)
     keep: Tensor  # (N,)
     trained: Sequence[Tensor]  # tensors that rho uses and that require a gradient
 
 
-class Backward:
+class _Backward:
     """The gradients of one episode, accumulated from its last evaluation to its first."""
 
     def __init__(self, plan: Plan, saved: SavedTensors, needs_grad: Sequence[bool]):
         self.plan, self.saved = plan, saved
-        vectors = saved.vectors
-        _, _, for_mu, for_weights, *_ = needs_grad
-        self.x_grad, self.v_grad = torch.zeros_like(vectors), torch.zeros_like(vectors)
-        self.weights_grad = torch.zeros_like(saved.weights) if for_weights else None
+        _, _, for_mu, self.for_weights, *_ = needs_grad
+        self.x_grad, self.v_grad = torch.zeros_like(saved.vectors), torch.zeros_like(saved.vectors)
+        self.theta, self.theta_grad = saved.theta0, None
+        self.mu_grad = torch.zeros_like(saved.mu) if for_mu else None
+        self.weights_grad, self.scale_grad, self.keep_grad = map(
+            torch.zeros_like, (saved.weights, saved.scale, saved.keep)
+        )
         self.trained_grads: list[Tensor | None] = [None] * len(saved.trained)
-        longest = plan.stages if plan.formed else len(vectors)
-        self.space = vectors.new_empty(2, longest, *vectors.shape[1:])
-        self.mu_grad = _OuterSum(saved.mu, 2 * longest * vectors.shape[1], for_mu)
-        self.past = (_MatrixPast if plan.formed else _VectorPast)(self, needs_grad)
 
     def run(self, ends_grad: Tensor | None, vectors_grad: Tensor | None) -> tuple[Tensor | None, ...]:
         """The gradients of all inputs of `_EpisodeFunction`, from those of its outputs."""
@@ -192,21 +185,26 @@ class Backward:
                 first -= self.plan.stages
                 grad = self._step_backward(first, h, grad)
             grads.append(grad)
-        theta0_grad, scale_grad, new_grad, keep_grad = self.past.finish()
-        rest = (self.weights_grad, scale_grad, new_grad, keep_grad, *self.trained_grads)
-        return torch.stack(grads[::-1], 1), theta0_grad, self.mu_grad.flush(), *rest
+        if self.theta_grad is not None and self.theta_grad.dim() > self.saved.theta0.dim():
+            self.theta_grad = self.theta_grad.sum(0)
+        weights = (self.weights_grad, self.scale_grad, self.keep_grad)
+        return torch.stack(grads[::-1], 1), self.theta_grad, self.mu_grad, *weights, *self.trained_grads
 
     def _step_backward(self, first: int, h: float, end: Tensor) -> Tensor:
         """The gradient of x before a step, whose first evaluation is `first`, from that of x after it."""
-        a, b = self.plan.tableau.a, self.plan.tableau.b
-        theta, since = self.past.enter(first)
+        a, b, since = self.plan.tableau.a, self.plan.tableau.b, first if self.plan.formed else 0
+        if self.plan.formed:
+            self._form_theta(first)
         for i in range(len(b) - 1, -1, -1):
             column = (b[i], *(a[j][i] for j in range(i + 1, len(b))))
             later = self.x_grad[first + i + 1 : first + len(b)].unbind()
             slope = weighted_sum([h * weight for weight in column], [end, *later])
             if slope is not None:
-                self._product_backward(theta, since, first + i, self._rho_backward(first + i, slope))
-        self.past.leave(first)
+                self._product_backward(since, first + i, self._rho_backward(first + i, slope))
+        if self.plan.formed:
+            self._theta_backward(slice(first, first + len(b)), self.plan.keep[first // len(b)])
+        elif first == 0:
+            self._theta_backward(slice(None), 1.0)
         return end + self.x_grad[first : first + len(b)].sum(0)
 
     def _rho_backward(self, e: int, slope: Tensor) -> Tensor:
@@ -223,127 +221,55 @@ class Backward:
                 self.trained_grads[i] = grad if old is None else old + grad
         return torch.zeros_like(v) if got[0] is None else got[0]
 
-    def _product_backward(self, theta: Tensor, since: int, e: int, v: Tensor) -> None:
+    def _product_backward(self, since: int, e: int, v: Tensor) -> None:
         """Add the gradients of x_e and of the vectors from `since` to e, from the gradient v of v_e."""
         x, before, x_grad = self.saved.vectors[e], self.saved.vectors[since:e], self.x_grad[since:e]
         self.v_grad[e] = v
-        self.x_grad[e].add_(product(theta.mT, v), alpha=self.plan.scale[e])
+        self.x_grad[e].add_(product(self.theta.mT, v), alpha=self.plan.scale[e])
         if since == e:
             return
-        weights = self.saved.weights[e, since:e, None, None]
-        right, left = (rows.view_as(before) for rows in self.mu_grad.allocate(before[:, :, 0].numel()))
-        torch.mul(before, x, out=right)
-        torch.mul(before, weights, out=left).mul_(v)
-        z, y = self.space[0, : e - since], self.space[1, : e - since]
-        torch.mm(right.flatten(0, 1), self.saved.mu.mT, out=z.flatten(0, 1))
-        torch.mm(left.flatten(0, 1), self.saved.mu, out=y.flatten(0, 1))
+        weights, mu = self.saved.weights[e, since:e, None, None], self.saved.mu
+        right, left = before * x, (before * weights).mul_(v)
+        z, y = right @ mu.mT, left @ mu
+        if self.mu_grad is not None:
+            self.mu_grad.addmm_(left.flatten(0, 1).mT, right.flatten(0, 1))
         x_grad.addcmul_(x, y)
         x_grad.addcmul_(weights, z.mul_(v))
         self.x_grad[e].add_(y.mul_(before).sum(0))
-        if self.weights_grad is not None:
+        if self.for_weights:
             self.weights_grad[e, since:e] = z.mul_(before).sum((1, 2))
 
+    def _form_theta(self, first: int) -> None:
+        """Form theta before a step, and go back through its growth to theta' = keep theta + mu * sum_j new_j x_j x_j^T.
 
-class _VectorPast:
-    """theta before a step as theta_0 and all earlier vectors: the formulation "vectors"."""
-
-    def __init__(self, back: Backward, needs_grad: Sequence[bool]):
-        self.back, self.needs_grad = back, needs_grad
-
-    def enter(self, first: int) -> tuple[Tensor, int]:
-        """The matrix that multiplies x in this step, and the index of the first vector to add."""
-        return self.back.saved.theta0, 0
-
-    def leave(self, first: int) -> None:
-        """Do nothing: no gradient is carried from step to step."""
-
-    def finish(self) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """The gradients of theta_0 and of its scale, by one product over all evaluations each."""
-        saved, v_grad = self.back.saved, self.back.v_grad
-        _, for_theta0, _, _, for_scale, *_ = self.needs_grad
-        theta0_grad = scale_grad = None
-        if for_theta0:
-            scaled = saved.scale[:, None, None] * v_grad
-            if saved.theta0.dim() == 2:
-                theta0_grad = scaled.flatten(0, 1).mT @ saved.vectors.flatten(0, 1)
-            else:
-                theta0_grad = scaled.permute(1, 2, 0) @ saved.vectors.transpose(0, 1)
-        if for_scale:
-            scale_grad = (v_grad * product(saved.theta0, saved.vectors)).sum((1, 2))
-        return theta0_grad, scale_grad, None, None
-
-
-class _MatrixPast:
-    """theta before a step, and its gradient, as one matrix per sample: the formulation "matrix"."""
-
-    def __init__(self, back: Backward, needs_grad: Sequence[bool]):
-        saved, self.back, self.needs_grad = back.saved, back, needs_grad
-        self.theta, self.theta_grad = saved.theta0, None
-        self.scale_grad, self.new_grad = torch.zeros_like(saved.scale), torch.zeros_like(saved.new)
-        self.keep_grad = torch.zeros_like(saved.keep)
-
-    def enter(self, first: int) -> tuple[Tensor, int]:
-        """Form theta before this step, and add the gradients of its vectors from that of theta after it."""
-        saved, rows = self.back.saved, slice(first, first + self.back.plan.stages)
-        earlier = saved.vectors[:first]
-        self.theta = self.back.plan.total[first] * saved.theta0
+        The weights new_j are those of this step in the first evaluation after it.
+        """
+        saved, end = self.saved, first + self.plan.stages
+        self.theta = self.plan.total[first] * saved.theta0
         if first:
-            self.theta = torch.addcmul(self.theta, saved.mu, outer_sum(saved.weights[first, :first], earlier))
-        if self.theta_grad is not None:
-            self._growth_backward(self.theta_grad, rows)
-        return self.theta, first
-
-    def _growth_backward(self, theta_grad: Tensor, rows: slice) -> None:
-        """Through theta' = keep theta + mu * sum_j new_j x_j x_j^T."""
-        saved, back = self.back.saved, self.back
-        vectors, new, pulled = saved.vectors[rows].transpose(0, 1), saved.new[rows], saved.mu * theta_grad
-        there = vectors @ pulled.mT
-        back.x_grad[rows] += new[:, None, None] * (there + vectors @ pulled).transpose(0, 1)
-        if back.mu_grad.total is not None:
-            back.mu_grad.total += (theta_grad * outer_sum(new, saved.vectors[rows])).sum(0)
-        if self.needs_grad[5]:
-            self.new_grad[rows] = (vectors * there).sum((0, 2))
-            self.keep_grad[rows.start // back.plan.stages] = (theta_grad * self.theta).sum()
-
-    def leave(self, first: int) -> None:
-        """Update the gradient of theta to before this step."""
-        saved, step = self.back.saved, first // self.back.plan.stages
-        rows = slice(first, first + self.back.plan.stages)
-        left, vectors = (saved.scale[rows, None, None] * self.back.v_grad[rows]).permute(1, 2, 0), saved.vectors[rows]
+            grown = outer_sum(saved.weights[first, :first], saved.vectors[:first])
+            self.theta = torch.addcmul(self.theta, saved.mu, grown)
         if self.theta_grad is None:
-            self.theta_grad = left @ vectors.transpose(0, 1)
+            return
+        vectors, new, pulled = saved.vectors[first:end], saved.weights[end, first:end], saved.mu * self.theta_grad
+        rows = vectors.transpose(0, 1)
+        there = rows @ pulled.mT
+        self.x_grad[first:end] += new[:, None, None] * (there + rows @ pulled).transpose(0, 1)
+        if self.mu_grad is not None:
+            self.mu_grad += (self.theta_grad * outer_sum(new, vectors)).sum(0)
+        if self.for_weights:
+            self.weights_grad[end, first:end] = (rows * there).sum((0, 2))
+            self.keep_grad[first // self.plan.stages] = (self.theta_grad * self.theta).sum()
+
+    def _theta_backward(self, rows: slice, keep: float) -> None:
+        """Update the gradient of theta to before these evaluations, from that after them."""
+        v_grad, vectors = self.v_grad[rows], self.saved.vectors[rows]
+        scaled = self.saved.scale[rows, None, None] * v_grad
+        if self.theta_grad is not None:
+            self.theta_grad.baddbmm_(scaled.permute(1, 2, 0), vectors.transpose(0, 1), beta=keep)
+        elif self.theta.dim() == 2:
+            self.theta_grad = scaled.flatten(0, 1).mT @ vectors.flatten(0, 1)
         else:
-            self.theta_grad.baddbmm_(left, vectors.transpose(0, 1), beta=self.back.plan.keep[step])
-        if self.needs_grad[4]:
-            self.scale_grad[rows] = (self.back.v_grad[rows] * product(self.theta, vectors)).sum((1, 2))
-
-    def finish(self) -> tuple[Tensor | None, ...]:
-        """The gradients of theta_0 and of the weights."""
-        theta0_grad = self.theta_grad
-        if theta0_grad is not None and self.back.saved.theta0.dim() == 2:
-            theta0_grad = theta0_grad.sum(0)
-        return theta0_grad, self.scale_grad, self.new_grad, self.keep_grad
-
-
-class _OuterSum:
-    """The sum of left right^T over many pairs of vectors, computed by few large products."""
-
-    def __init__(self, mu: Tensor, capacity: int, needs_grad: bool):
-        self.left, self.right = (mu.new_empty(capacity, len(mu)) for _ in range(2))
-        self.total = torch.zeros_like(mu) if needs_grad else None
-        self.used = 0
-
-    def allocate(self, count: int) -> tuple[Tensor, Tensor]:
-        """Buffers for the next pairs: right, left."""
-        if self.total is None or self.used + count > len(self.left):
-            self.flush()
-        rows = slice(self.used, self.used + count)
-        self.used += count
-        return self.right[rows], self.left[rows]
-
-    def flush(self) -> Tensor | None:
-        """Add the buffered pairs to the sum."""
-        if self.total is not None:
-            self.total.addmm_(self.left[: self.used].mT, self.right[: self.used])
-        self.used = 0
-        return self.total
+            self.theta_grad = scaled.permute(1, 2, 0) @ vectors.transpose(0, 1)
+        if self.for_weights:
+            self.scale_grad[rows] = (v_grad * product(self.theta, vectors)).sum((1, 2))
