@@ -302,5 +302,5 @@ def test_other_modules_can_be_saved_as_well(tmp_path):
     ncode.block.save_pretrained(net, tmp_path)
     x = torch.randn(3, 2)
     assert torch.equal(ncode.block.from_pretrained(tmp_path)(x), net(x))
-    with pytest.raises(ncode.InputError, match="holds a Sequential, not a block"):
+    with pytest.raises(ncode.InputError, match="holds a Sequential, not a NCODE"):
         ncode.NCODE.from_pretrained(tmp_path)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .._modules import Theta
+from .._modules import Theta, format_shapes
 from ..closed_forms.select import ClosedForm, PlasticForm, can_solve
 from ..control import Controller, State, Static
 from ..control.base import expand_shared
@@ -19,21 +17,22 @@ from ..dynamics.base import Dynamics, default_initial
 from ..errors import InputError
 from ..ode import Backend, Solution, SolveOptions, StepSizeRule, Tableau, solve
 from ..ode.problem import check_state
-from . import checks, wiring
+from . import wiring
 from .family import FAMILY, Family
-from .saving import from_pretrained, save_pretrained
-from .settings import Settings, describe
-from .wiring import Episode, Request
+from .saving import Pretrained
+from .wiring import Episode, Request, Settings
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
+    from typing import Annotated as Inexact
+    from typing import Annotated as Real
+    from typing import Annotated as Shaped
 
 
-class NCODE(nn.Module):
+class NCODE(Pretrained):
     """A neurally controlled ODE: dx/dt = f(t, x, theta), with theta set, and possibly driven, by a controller.
 
-    A module like any other: `block(x)` is x at t1, and gradients reach x and all parameters. `block.solve(x)` returns
-    more: the trajectory, the control, a running cost, and the number of evaluations.
+    `block(x)` is x at t1, and gradients reach x and all parameters. `block.solve(x)` returns more: the trajectory, the
+    control, a running cost, and the number of evaluations. `save_pretrained` and `from_pretrained` keep it in a folder.
 
     Args:
         dynamics: f, of `ncode.dynamics`; `ncode.dynamics.Function` wraps any function.
@@ -105,22 +104,25 @@ class NCODE(nn.Module):
         shapes = dynamics.control_shapes
         controller.bind(shapes, default_initial(shapes))
 
-    def forward(self, x: Tensor, context: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Inexact[Tensor, "batch ..."], context: Shaped[Tensor, "batch ..."] | None = None
+    ) -> Inexact[Tensor, "batch ..."]:
         """The state at t1.
 
         Args:
             x: The input of the dynamics, (batch, ...).
-            context: The input of the controller, if it is not x: for example an image, with x the start of a latent
-                flow.
+            context: The input of the controller, if it is not x: for example an image.
         """
         return self._solve(self._request(x, context, None, self.settings, only_x=True)).x
 
-    def trajectory(self, x: Tensor, ts: Tensor, context: Tensor | None = None) -> Tensor:
-        """The state at times ts, shared (T,) or per sample (batch, T): (batch, T, ...).
-
-        It is solved from t0 to the last of them.
-        """
-        times = checks.check_times(ts, x)
+    def trajectory(
+        self,
+        x: Inexact[Tensor, "batch ..."],
+        ts: Real[Tensor, "times"] | Real[Tensor, "batch times"],
+        context: Shaped[Tensor, "batch ..."] | None = None,
+    ) -> Inexact[Tensor, "batch times ..."]:
+        """The state at times ts, shared (T,) or per sample (batch, T), solved from t0 to the last: (batch, T, ...)."""
+        times = wiring.check_times(ts, x)
         if times.dim() == 0 or times.shape[-1] == 0:
             raise InputError(f"ts must hold at least one time, (T,) or (batch, T); given {tuple(times.shape)}")
         solution = self.solve(x, context=context, save_at=times, t1=times[..., -1])
@@ -144,10 +146,9 @@ class NCODE(nn.Module):
         Args:
             x: The input of the dynamics, (batch, ...).
             context: The input of the controller, if it is not x.
-            theta: A control to start from in place of the controller's own: a dict by name, or a tensor if there is
-                one control. `sol.theta` of one solve can be passed to the next.
-            cost: A running cost l(t, x, theta), theta a dict by name; a regulariser of `ncode.costs`; or a list of
-                these, to be added.
+            theta: A control to start from in place of the controller's own, such as `sol.theta` of an earlier solve: a
+                dict by name, or a tensor if there is one control.
+            cost: A running cost l(t, x, theta), a regulariser of `ncode.costs`, or a list of these, to be added.
             save_at, dense, throw: As for `ncode.solve`.
             changes: Other settings for this solve: t1=2.0, rtol=1e-6, gradient="adjoint", ...
 
@@ -155,7 +156,7 @@ class NCODE(nn.Module):
             The solution; `sol.theta` and `sol.thetas` are dicts by name of the control.
         """
         settings = self.settings.changed(changes)
-        saved = None if save_at is None else checks.check_times(save_at, x)
+        saved = None if save_at is None else wiring.check_times(save_at, x)
         return self._solve(
             self._request(x, context, theta, settings, cost=cost, save_at=saved, dense=dense, throw=throw)
         )
@@ -170,8 +171,8 @@ class NCODE(nn.Module):
     ) -> Episode:
         """Present stimuli one after another: x starts from each and evolves from t0 to t1, and theta is carried on.
 
-        For controls that are driven. Hebbian control of `Recurrent` or `Linear`, with a fixed step size dt, is never
-        formed here: memory grows with the number of evaluations times n, not with n^2 per sample.
+        For controls that are driven. A Hebbian control with a fixed step size dt is never formed here: memory grows
+        with the number of evaluations times n, not with n^2 per sample.
 
         Args:
             stimuli: The initial x of each presentation, (batch, P, ...).
@@ -187,7 +188,7 @@ class NCODE(nn.Module):
         (torch.Size([2, 8]), torch.Size([2, 3, 8]), torch.Size([2, 8, 8]))
         """
         settings = self.settings.changed(changes)
-        checks.check_stimuli(stimuli)
+        wiring.check_stimuli(stimuli)
         first = self._request(stimuli[:, 0], context, theta, settings)
         if not first.state.driven:
             raise InputError(
@@ -210,7 +211,7 @@ class NCODE(nn.Module):
     def family() -> Family:
         """The models of the paper, and those it is compared with, as a dict by name that prints as a table.
 
-        Each is a dynamics and a controller; `choose(dim)` gives both for x (batch, dim).
+        `choose(dim)` of each gives its dynamics and its controller for x (batch, dim).
 
         >>> import torch, ncode
         >>> ncode.NCODE.family()
@@ -229,62 +230,46 @@ class NCODE(nn.Module):
         """
         return Family(FAMILY)
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the block into a folder: config.json says what to build, model.safetensors holds the weights.
-
-        Needs the package safetensors. Classes and functions of your own are named by their import path, or as given to
-        `ncode.register`.
-
-        >>> import tempfile, torch, ncode
-        >>> block = ncode.NCODE(ncode.dynamics.MLP(2), ncode.OpenLoop(torch.nn.Linear(2, 8)))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     block.save_pretrained(folder)
-        ...     again = ncode.NCODE.from_pretrained(folder)
-        >>> torch.equal(again(torch.ones(3, 2)), block(torch.ones(3, 2)))
-        True
-        """
-        save_pretrained(self, folder)
-
-    @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, revision: str | None = None, allow_imports: Sequence[str] = ()
-    ) -> NCODE:
-        """Load a block from a folder or from the Hugging Face hub, in evaluation mode.
-
-        The arguments are those of `ncode.block.from_pretrained`.
-        """
-        block = from_pretrained(folder, revision, allow_imports)
-        if not isinstance(block, cls):
-            raise InputError(f"{folder} holds a {type(block).__name__}, not a block")
-        return block
-
     def config(self) -> dict[str, Any]:
         """The arguments that build this block again."""
         return {"dynamics": self.dynamics, "controller": self.controller, **self.settings.as_dict()}
 
     def extra_repr(self) -> str:
         """The equations, the interval and how it is solved, for `print(block)`."""
-        return describe(self.dynamics, self.controller, self.settings)
+        shapes, settings, name = self.dynamics.control_shapes, self.settings, type(self.dynamics).__name__
+        lines = [f"dx/dt = {name}(t, x)"]
+        if shapes:
+            lines = [f"dx/dt = {name}(t, x, theta), {self.controller.equation}", f"theta: {format_shapes(shapes)}"]
+        form = settings.closed_form(self.dynamics, self.controller)
+        options = {"method": settings.options.method, **settings.options.non_default()}
+        solver = ", ".join(f"{key}={value!r}" for key, value in options.items())
+        lines.append(f"t from {settings.t0} to {settings.t1}, {f'by {form.name}; else ' if form else ''}{solver}")
+        return "\n".join(lines)
 
     def _request(
         self, x: Tensor, context: Tensor | None, theta: Theta | Tensor | None, settings: Settings, **more: Any
     ) -> Request:
         """Check the input, and set the state and the control at t0."""
         check_state(x)
-        checks.check_precision(self, x)
+        wiring.check_precision(self, x)
         x0 = self.dynamics.lift(x)
-        checks.check_state_shape(self.dynamics, x, x0)
+        wiring.check_state_shape(self.dynamics, x, x0)
         shapes, batch = self.dynamics.control_shapes, x0.shape[0]
         if theta is None:
-            state = self.controller.start(x if context is None else checks.check_context(context, x))
+            state = self.controller.start(x if context is None else wiring.check_context(context, x))
         else:
-            state = self.controller.start_from(checks.check_given_control(theta, shapes, batch))
+            given = wiring.control_by_name(theta, shapes)
+            wiring.check_control(given, shapes, batch, from_controller=False)
+            state = self.controller.start_from(given)
         state = State(*({name: wiring.undo_autocast(value, x0) for name, value in part.items()} for part in state))
-        checks.check_control(self.controller.control(x0.new_zeros(batch), state), shapes, batch)
+        wiring.check_control(self.controller.control(x0.new_zeros(batch), state), shapes, batch, from_controller=True)
         return Request(x0, state, theta is not None, settings, **more)
 
     def _solve(self, request: Request) -> Solution:
-        return _untraced(self._solve_request)(request)
+        # torch.compile must not trace a solve, whose operations depend on values; torch.export may.
+        compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
+        run: Any = torch.compiler.disable(self._solve_request) if compiling else self._solve_request
+        return run(request)
 
     def _solve_request(self, request: Request) -> Solution:
         """Solve by a closed form if there is one, otherwise by the solver."""
@@ -334,10 +319,3 @@ class NCODE(nn.Module):
         if request.only_x:
             return solution
         return wiring.with_named_control(solution, control, controller.motion, request)
-
-
-def _untraced(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keep torch.compile out of a solve, whose operations depend on values. torch.export traces it."""
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-        return cast(Callable[_P, _R], torch.compiler.disable(function))
-    return function

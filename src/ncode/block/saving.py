@@ -1,7 +1,7 @@
 """Modules saved in a folder: config.json says what to build, model.safetensors holds the weights.
 
-The layout is that of the Hugging Face hub, so a folder can be uploaded as it is. config.json holds, for each module,
-the name of its class and the arguments of its constructor. A class or function is named in one of four ways:
+A folder can be uploaded to the Hugging Face hub as it is. config.json holds, for each module, the name of its class and
+the arguments of its constructor. A class or function is named in one of four ways:
 
     "ncode.MLP"                  a public name of this library
     "torch.nn.Linear"            a module of torch
@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -43,8 +43,8 @@ _registered: dict[str, Callable[..., Any]] = {}
 def register(thing: _T, *, name: str | None = None) -> _T:
     """Give a module class or a function of your own a name in saved files, independent of where it is defined.
 
-    A class must have a method `config()` that returns the arguments of its constructor, as ncode's own classes do; a
-    class without arguments needs none. Use it as a decorator, before saving and before loading.
+    Use it as a decorator, before saving and before loading. A class whose constructor has arguments needs a method
+    `config()` that returns them.
 
     Args:
         thing: A class or a function.
@@ -68,10 +68,12 @@ def register(thing: _T, *, name: str | None = None) -> _T:
 
 
 def save_pretrained(module: nn.Module, folder: str | Path) -> None:
-    """Write a module into a folder, after checking that it can be built again from what is written.
+    """Write a module into a folder: config.json says what to build, model.safetensors holds the weights.
+
+    Needs the package safetensors. Classes and functions of your own are named by their import path, or as given to
+    `ncode.register`.
 
     >>> import tempfile, ncode
-    >>> from ncode.block import save_pretrained
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_pretrained(ncode.NCODE(ncode.dynamics.MLP(2)), folder)
     ...     sorted(file.name for file in Path(folder).iterdir())
@@ -105,7 +107,6 @@ def from_pretrained(folder: str | Path, revision: str | None = None, allow_impor
             package runs its code: allow only what you trust.
 
     >>> import tempfile, ncode
-    >>> from ncode.block import from_pretrained, save_pretrained
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_pretrained(ncode.NCODE(ncode.dynamics.MLP(2), t1=2.0), folder)
     ...     from_pretrained(folder).settings.t1
@@ -121,19 +122,36 @@ def from_pretrained(folder: str | Path, revision: str | None = None, allow_impor
         if not (path / name).is_file():
             raise InputError(f"{path} has no {name}: it does not hold a module that was saved by save_pretrained")
     try:
+        name = CONFIG
         data = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path / CONFIG} is damaged: {error}") from error
-    try:
+        name = WEIGHTS
         weights = load_file(str(path / WEIGHTS))
-    except SafetensorError as error:
-        raise InputError(f"{path / WEIGHTS} is damaged: {error}") from error
+    except (ValueError, SafetensorError) as error:
+        raise InputError(f"{path / name} is damaged: {error}") from error
     module = _build(data, allow_imports)
     try:
         module.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise InputError(f"{path / WEIGHTS} does not fit {path / CONFIG}: {error}") from error
     return module.eval()
+
+
+class Pretrained(nn.Module):
+    """A module with methods that save it in a folder and load it."""
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write this module into a folder, as `ncode.block.save_pretrained` does."""
+        save_pretrained(self, folder)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: str | Path, revision: str | None = None, allow_imports: Sequence[str] = ()
+    ) -> Self:
+        """Load a module of this class; the arguments are those of `ncode.block.from_pretrained`."""
+        module = from_pretrained(folder, revision, allow_imports)
+        if not isinstance(module, cls):
+            raise InputError(f"{folder} holds a {type(module).__name__}, not a {cls.__name__}")
+        return module
 
 
 def to_data(value: Any) -> Any:
@@ -151,7 +169,8 @@ def to_data(value: Any) -> Any:
     if type(value) in vars(nn).values():
         return {CLASS: f"torch.nn.{type(value).__name__}", **_torch_arguments(value)}
     if isinstance(value, nn.Module):
-        return {CLASS: _name_of(type(value)), **to_data(value.config() if isinstance(value, _Configured) else {})}
+        config = getattr(value, "config", dict)
+        return {CLASS: _name_of(type(value)), **to_data(config())}
     if is_dataclass(value) and not isinstance(value, type):
         return {CLASS: _name_of(type(value)), **{it.name: to_data(getattr(value, it.name)) for it in fields(value)}}
     raise InputError(f"cannot save a {type(value).__name__}: {value!r}")
@@ -176,7 +195,6 @@ def from_data(data: Any, allow_imports: Sequence[str] | None = ()) -> Any:
 
 
 def _name_of(thing: Any) -> str:
-    """The name of a class or function in a file."""
     for name, other in _registered.items():
         if other is thing:
             return name
@@ -242,11 +260,6 @@ def _attribute(module: Any, qualified_name: str) -> Any:
     for part in qualified_name.split("."):
         module = getattr(module, part, None)
     return module
-
-
-@runtime_checkable
-class _Configured(Protocol):
-    def config(self) -> Mapping[str, Any]: ...
 
 
 def _torch_arguments(module: nn.Module) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The functions that the solver is given for a block, and the solutions that it returns.
+"""What lies between a block and the solver: its settings, the checks of its input, and the functions it integrates.
 
 What the solver carries as theta are the driven controls or, if none is driven, the fixed ones. If there are both, the
 functions capture the fixed ones. All are plain functions that capture only modules and tensors, so that the solver
@@ -7,29 +7,76 @@ finds the parameters in them, and a compiling backend recognises them in the nex
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._modules import Theta
+from .._modules import Shape, Shapes, Theta, format_shape, format_shapes
 from .._torch_private import is_symbolic
-from ..closed_forms.select import ClosedFormResult
+from ..checks import check_choice
+from ..closed_forms.select import ClosedForm, ClosedFormResult, closed_form
 from ..control import Controller, State
 from ..control.base import Constant, Motion, expand_shared
 from ..costs import CostLike
 from ..dynamics import Dynamics
-from ..errors import SolveError, Status
-from ..ode import Solution, Stats
+from ..errors import InputError, SolveError, Status
+from ..ode import Solution, SolveOptions, Stats
 from ..ode.problem import check_saved, check_time
 from ..ode.system import Dynamics as Velocity
-from .settings import Settings
 
 StateOf = Callable[[Theta | None], State]
 ControlFunction = Callable[[Tensor, Any], dict[str, Tensor]]
 SpeedFunction = Callable[[Tensor, Tensor, Any], dict[str, Tensor]]
+
+_OWN = ("t0", "t1", "exact")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The interval of a block, the options of the solver, and whether closed forms may replace it.
+
+    >>> from ncode.block import Settings
+    >>> settings = Settings(t1=2.0).changed({"method": "rk4", "dt": 0.5})
+    >>> settings.t1, settings.options.method, settings.options.dt
+    (2.0, 'rk4', 0.5)
+    """
+
+    t0: float | Tensor = 0.0
+    t1: float | Tensor = 1.0
+    exact: bool = True
+    options: SolveOptions = field(default_factory=SolveOptions)
+
+    def changed(self, changes: Mapping[str, Any]) -> Settings:
+        """The same settings with other values of t0, t1, exact, or options of the solver."""
+        for name in changes:
+            check_choice("setting", name, [*_OWN, *SolveOptions.names()])
+        own = {name: value for name, value in changes.items() if name in _OWN}
+        options = {name: value for name, value in changes.items() if name not in _OWN}
+        return replace(self, **own, options=self.options.changed(**options)) if changes else self
+
+    def as_dict(self) -> dict[str, Any]:
+        """All settings by name: the keyword arguments of `NCODE`."""
+        return {**{name: getattr(self, name) for name in _OWN}, **self.options.as_dict()}
+
+    def closed_form(self, dynamics: Dynamics, controller: Controller) -> ClosedForm | None:
+        """The closed form that may replace the solver, or None."""
+        if not self.exact:
+            return None
+        return closed_form(dynamics.structure, controller.motion, self.t0, self.t1, self.options)
+
+    def check_export(self) -> None:
+        """Raise `InputError` during torch.export of a block whose operations depend on values."""
+        numbers = not isinstance(self.t0, Tensor) and not isinstance(self.t1, Tensor)
+        options = self.options
+        static = options.dt is not None and options.gradient == "autograd" and numbers and not options.compile
+        if torch.compiler.is_exporting() and not static:
+            raise InputError(
+                "only a block whose steps are known beforehand can be exported: give it a step size dt and"
+                ' gradient="autograd"'
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +112,88 @@ class Episode:
     def theta(self) -> dict[str, Tensor]:
         """The control after the last presentation, by name. A Hebbian control is formed only by this call."""
         return self.make_theta()
+
+
+def check_state_shape(dynamics: Dynamics, x: Tensor, x0: Tensor) -> None:
+    """Check the state x0, which the dynamics made of x."""
+    expected = dynamics.state_shape
+    if expected is None or _matches(x0.shape[1:], expected):
+        return
+    became = "" if x0.shape == x.shape else f", which became {format_shape(x0.shape[1:])}"
+    raise InputError(
+        f"{type(dynamics).__name__} expects a state of shape {format_shape(expected)} per sample; given x of shape"
+        f" {tuple(x.shape)}, that is {format_shape(x.shape[1:])} per sample{became}"
+    )
+
+
+def check_precision(block: nn.Module, x: Tensor) -> None:
+    """Check that the block and x have the same device and precision."""
+    for parameter in block.parameters():
+        if parameter.device != x.device:
+            raise InputError(f"the block is on {parameter.device} and x on {x.device}: move one of them")
+        if parameter.is_floating_point() and not x.is_complex() and parameter.dtype != x.dtype:
+            raise InputError(
+                f"the block is {parameter.dtype} and x {x.dtype}: use x.to({parameter.dtype}), or block.to({x.dtype})"
+            )
+        return  # all parameters of a block have the same
+
+
+def check_context(context: Tensor, x: Tensor) -> Tensor:
+    """Check that a context has one entry per sample."""
+    if not isinstance(context, Tensor) or context.dim() == 0 or context.shape[0] != x.shape[0]:
+        raise InputError(f"context must be a tensor ({x.shape[0]}, ...), one entry per sample; given {_shown(context)}")
+    return context
+
+
+def check_times(ts: Any, x: Tensor) -> Tensor:
+    """Times as a tensor; a list becomes double precision."""
+    return ts.to(x.device) if isinstance(ts, Tensor) else torch.as_tensor(ts, dtype=torch.float64, device=x.device)
+
+
+def check_stimuli(stimuli: Tensor) -> None:
+    """Check that stimuli are (batch, P, ...) with at least one presentation."""
+    if not isinstance(stimuli, Tensor) or stimuli.dim() < 3 or stimuli.shape[1] == 0:
+        raise InputError(f"stimuli must be (batch, P, ...), P presentations per sample; given {_shown(stimuli)}")
+
+
+def control_by_name(theta: Theta | Tensor, shapes: Shapes) -> Theta:
+    """A control that the caller of the block provides, as a dict; a single control may be a tensor."""
+    if not isinstance(theta, Tensor):
+        return theta
+    if len(shapes) != 1:
+        raise InputError(
+            f"theta must be a dict by name, since the dynamics take {format_shapes(shapes)}; given one tensor"
+        )
+    return dict.fromkeys(shapes, theta)
+
+
+def check_control(theta: Theta, shapes: Shapes, batch: int, from_controller: bool) -> None:
+    """Check the shapes of a control. One from the controller may be shared, without a batch dimension."""
+    given = {name: tuple(value.shape) for name, value in theta.items()}
+    expected = {name: (batch, *shape) for name, shape in shapes.items()}
+    if set(given) == set(shapes) and all(
+        _matches(shape, expected[name]) or (from_controller and _matches(shape, shapes[name]))
+        for name, shape in given.items()
+    ):
+        return
+    raise InputError(
+        "the control does not fit the dynamics:\n"
+        f"  the dynamics take   {format_shapes(expected)}\n"
+        f"  {'the controller gave' if from_controller else 'given              '} {format_shapes(given)}"
+    )
+
+
+def _matches(shape: tuple[int, ...], expected: Shape) -> bool:
+    return len(shape) == len(expected) and all(e is None or n == e for n, e in zip(shape, expected, strict=True))
+
+
+def _shown(value: Any) -> str:
+    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+def undo_autocast(value: Tensor, x: Tensor) -> Tensor:
+    """Under autocast, networks return less precision than that in which the state is integrated."""
+    return value.to(x.dtype) if torch.is_autocast_enabled(x.device.type) else value
 
 
 def carried_theta(state: State) -> tuple[Theta | None, StateOf]:
@@ -127,11 +256,6 @@ class CachedVelocity(nn.Module):
             output = self.f(t, x, theta)
             self.inputs, self.output = inputs, output
         return output
-
-
-def undo_autocast(value: Tensor, x: Tensor) -> Tensor:
-    """Under autocast, networks return less precision than that in which the state is integrated."""
-    return value.to(x.dtype) if torch.is_autocast_enabled(x.device.type) else value
 
 
 def with_named_control(solution: Solution, control: ControlFunction, motion: Motion, request: Request) -> Solution:

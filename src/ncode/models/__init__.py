@@ -1,24 +1,15 @@
 """Networks made of blocks: autoencoders, image classifiers, and an associative memory.
 
-autoencoder.py     `Autoencoder`, the base class, and two common ones: `PlainAutoencoder`, `VariationalAutoencoder`
-auto_ncode.py      `AutoNCODE`, whose code is the end of a linear flow that the image controls
-coders.py          `Encoder` and `Decoder` of the paper's autoencoders
-classifier.py      `ImageClassifier`, the base class, and `Classifier`: one block and a linear read-out
-classifier_net.py  `ClassifierNet`: several blocks with down-sampling; trunks of gamma for images
-memory.py          `PlasticMemory`: Hebbian weights that store patterns
+autoencoder.py  `Autoencoder`, the base class, and two common ones: `PlainAutoencoder`, `VariationalAutoencoder`
+auto_ncode.py   `AutoNCODE`, whose code is the end of a linear flow that the image controls
+coders.py       `Encoder` and `Decoder` of the paper's autoencoders
+classifier.py   `ImageClassifier`, the base class, and `Classifier`: one block and a linear read-out
+memory.py       `PlasticMemory`: Hebbian weights that store patterns
 """
 
 from .auto_ncode import AutoNCODE, ControlNorm, ControlNormKind, FlowStart
-from .autoencoder import (
-    Autoencoder,
-    AutoencoderLoss,
-    CodeNoise,
-    PlainAutoencoder,
-    TrainingCode,
-    VariationalAutoencoder,
-)
-from .classifier import Classifier, ClassifierOutput, ImageClassifier, shrunk_shape
-from .classifier_net import GAMMAS, ClassifierNet, Gamma, WeighedConv, gamma
+from .autoencoder import Autoencoder, CodeNoise, PlainAutoencoder, TrainingCode, VariationalAutoencoder
+from .classifier import GAMMAS, Classifier, ClassifierOutput, Gamma, ImageClassifier, gamma, shrunk_shape
 from .coders import Architecture, Decoder, Encoder, architecture
 from .memory import PlasticMemory
 
@@ -27,9 +18,7 @@ __all__ = [
     "Architecture",
     "AutoNCODE",
     "Autoencoder",
-    "AutoencoderLoss",
     "Classifier",
-    "ClassifierNet",
     "ClassifierOutput",
     "CodeNoise",
     "ControlNorm",
@@ -43,7 +32,6 @@ __all__ = [
     "PlasticMemory",
     "TrainingCode",
     "VariationalAutoencoder",
-    "WeighedConv",
     "architecture",
     "gamma",
     "shrunk_shape",

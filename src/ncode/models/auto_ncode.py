@@ -22,24 +22,18 @@ ControlNormKind = Literal["sphere", "l2", "row", "batch", "tanh", "none"]
 class AutoNCODE(Autoencoder):
     """An autoencoder whose code is x(T) of dx/dt = theta x, x(0) = x_0, with a sparse theta = gamma(image).
 
-    gamma is the encoder, a linear map and a normalisation. The flow is solved exactly, by the matrix exponential or
-    its action.
+    gamma is the encoder, a linear map and a normalisation. The flow is solved exactly, by the matrix exponential.
 
     Args:
         encoder, decoder, width, latent, loss, code_noise, terms: As for `PlainAutoencoder`.
         nonzeros: Non-zeros per row of theta.
         norm, gain: How theta is normalised, and to what norm: see `ControlNorm`.
-        start: x_0 is "ones" (a coupling to a value of x_0 near 0 has little effect; with ones all couplings move the
-            code alike), "stored" (drawn from N(0, I) once), "learned" (initialised like "stored"), or "drawn" anew for
-            each image.
+        start: x_0 is "ones" (all couplings then move the code alike), "stored" (drawn from N(0, I) once), "learned"
+            (initialised like "stored"), or "drawn" anew for each image.
         horizon: T.
-        costs: Running costs on the latent flow, of `ncode.costs`, added to the loss. With any, the solver replaces the
-            exact flow.
+        costs: Running costs on the latent flow, added to the loss; with any, the solver replaces the exact flow.
         seed: Seed of the sparsity pattern of theta and of x_0.
 
-    With a custom encoder and decoder:
-
-    >>> import torch
     >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU())
     >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
     >>> model = AutoNCODE(encoder, decoder, width=32, latent=8)
@@ -73,11 +67,10 @@ class AutoNCODE(Autoencoder):
         # gamma is part of this module, so the block takes its context as the control.
         self.block = NCODE(SparseLinear(latent, nonzeros, seed), DataControl(), t1=horizon)
         drawn = torch.randn(latent, generator=torch.Generator().manual_seed(seed))
-        x0 = torch.ones(latent) if start == "ones" else drawn
         if start == "learned":
-            self.x0 = nn.Parameter(x0)
+            self.x0 = nn.Parameter(drawn)
         else:
-            self.register_buffer("x0", x0)
+            self.register_buffer("x0", torch.ones(latent) if start == "ones" else drawn)
 
     def control(self, images: Tensor) -> Tensor:
         """theta for images, (batch, latent, nonzeros)."""
@@ -122,25 +115,23 @@ class ControlNorm(nn.Module):
     overflows at the start of training.
 
     Args:
-        kind: "l2": the control of a sample has norm 1. "sphere": the same after subtracting the mean over the batch;
-            otherwise nearly all of a control may be a direction that all samples share, and its norm bounds nothing
-            else. "row": each row has norm 1, divided by sqrt(m), so that the control has norm 1 too. "batch": each
-            component has mean 0 and deviation 1 over the batch, divided by sqrt(m k). "tanh": each component is between
-            -1 and 1, divided by sqrt(m k). "none": no normalisation.
+        kind: "l2": the control of a sample has norm 1. "sphere": the same after subtracting the mean over the batch,
+            since otherwise nearly all of a control may be a direction that all samples share. "row": each row has
+            norm m^-1/2. "batch": each component has mean 0 and deviation (m k)^-1/2 over the batch. "tanh": each
+            component is at most (m k)^-1/2 in size. "none": no normalisation.
         m, k: Rows, and non-zeros per row.
         gain: The norm of the result (for "none": a plain factor).
-        learn: Whether the gain is learned.
 
     >>> norm = ControlNorm("l2", 128, 2, gain=3.0)
-    >>> norm(torch.randn(5, 128, 2)).flatten(1).norm(dim=1)
-    tensor([3.0000, 3.0000, 3.0000, 3.0000, 3.0000])
+    >>> norm(torch.randn(3, 128, 2)).flatten(1).norm(dim=1)
+    tensor([3.0000, 3.0000, 3.0000])
     """
 
-    def __init__(self, kind: str, m: int, k: int, gain: float = 1.0, learn: bool = False):
+    def __init__(self, kind: str, m: int, k: int, gain: float = 1.0):
         super().__init__()
         self.kind = check_choice("normalisation", kind, get_args(ControlNormKind))
         self.m, self.k = m, k
-        self.gain = nn.Parameter(torch.tensor(float(gain)), requires_grad=learn)
+        self.gain = nn.Parameter(torch.tensor(float(gain)), requires_grad=False)
         self.batch = nn.BatchNorm1d(m * k, affine=False) if kind == "batch" else nn.Identity()
         self.centre = _Centre(m * k) if kind == "sphere" else nn.Identity()
 
@@ -168,9 +159,8 @@ class _Centre(nn.Module):
 
     mean: Tensor
 
-    def __init__(self, size: int, momentum: float = 0.1):
+    def __init__(self, size: int):
         super().__init__()
-        self.momentum = momentum
         self.register_buffer("mean", torch.zeros(size))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -178,5 +168,5 @@ class _Centre(nn.Module):
             return x - self.mean
         mean = x.mean(0)
         with torch.no_grad():
-            self.mean.lerp_(mean.to(self.mean), self.momentum)
+            self.mean.lerp_(mean.to(self.mean), 0.1)
         return x - mean

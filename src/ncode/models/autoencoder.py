@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, mse_loss
 
 from .._torch_private import is_symbolic
-from ..checks import check_choice, check_count, check_fraction, check_number
+from ..checks import check_choice, check_count, check_number
 from ..errors import InputError
-
-LOSSES = ("mse", "bce")
 
 
 class TrainingCode(NamedTuple):
@@ -30,11 +28,7 @@ class TrainingCode(NamedTuple):
 
 
 class AutoencoderLoss(NamedTuple):
-    """The training loss of a batch, its parts by name, and the reconstructed images.
-
-    >>> AutoencoderLoss(torch.tensor(0.5), {"error": torch.tensor(0.5)}, torch.zeros(2, 1, 8, 8)).parts
-    {'error': tensor(0.5000)}
-    """
+    """The training loss of a batch, its parts by name, and the reconstructed images."""
 
     loss: Tensor
     parts: dict[str, Tensor]
@@ -45,16 +39,13 @@ class Autoencoder(nn.Module, ABC):
     """Images to codes and back. Abstract: a subclass defines how a code is computed from features.
 
     Args:
-        encoder: Maps images (batch, channels, size, size) to features (batch, width).
+        encoder: Maps images (batch, channels, height, width) to features (batch, width).
         decoder: Maps codes (batch, latent) to images between 0 and 1.
-        loss: "mse", the mean square over all pixels, or "bce", the binary cross-entropy (up to a constant the
-            Kullback-Leibler divergence of pixels seen as probabilities), the mean over all pixels.
+        loss: "mse" or "bce" (binary cross-entropy), the mean over all pixels.
         code_noise: Applied to codes in training before they are decoded, see `CodeNoise`. Default: nothing.
         terms: Further terms of the loss, by name: modules that map reconstructed images and the originals to a scalar.
 
-    A subclass whose codes have length 1:
-
-    >>> class OnSphere(Autoencoder):
+    >>> class OnSphere(Autoencoder):  # codes have length 1
     ...     def encode(self, images):
     ...         return nn.functional.normalize(self.features(images, 8), dim=1)
     ...     def training_code(self, images):
@@ -63,8 +54,6 @@ class Autoencoder(nn.Module, ABC):
     >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
     >>> model, images = OnSphere(encoder, decoder), torch.rand(5, 1, 28, 28)
     >>> model.training_loss(images).loss.backward()
-    >>> model.encode(images).norm(dim=1).sum().round()
-    tensor(5., grad_fn=<RoundBackward0>)
     """
 
     def __init__(
@@ -77,8 +66,8 @@ class Autoencoder(nn.Module, ABC):
     ):
         super().__init__()
         self.encoder, self.decoder = encoder, decoder
-        self.loss = check_choice("loss", loss, LOSSES)
-        self.code_noise = CodeNoise() if code_noise is None else code_noise
+        self.loss = check_choice("loss", loss, ("mse", "bce"))
+        self.code_noise = nn.Identity() if code_noise is None else code_noise
         self.terms = nn.ModuleDict(terms or {})
         self._range_checked = False
 
@@ -126,9 +115,9 @@ class Autoencoder(nn.Module, ABC):
             raise InputError(
                 f"the decoder made images {tuple(back.shape)} of images {tuple(images.shape)}: build it for their size"
             )
-        if self.loss == "bce":
-            return binary_cross_entropy(back.clamp(1e-6, 1 - 1e-6), images)
-        return mse_loss(back, images)
+        if self.loss == "mse":
+            return mse_loss(back, images)
+        return binary_cross_entropy(back.clamp(1e-6, 1 - 1e-6), images)
 
     def _check(self, images: Tensor) -> None:
         if images.dim() != 4 or not images.is_floating_point():
@@ -152,10 +141,9 @@ class PlainAutoencoder(Autoencoder):
         encoder, decoder, loss, code_noise, terms: As for `Autoencoder`.
         width: Number of features that the encoder returns.
         latent: Dimensions of the code.
-        noise: Standard deviation of the noise added to images in training (a denoising autoencoder); 0 for none.
+        noise: Standard deviation of the noise added to images in training (a denoising autoencoder).
         sparsity: Weight of the mean absolute code in the loss (a sparse autoencoder).
 
-    >>> import torch
     >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU())
     >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
     >>> PlainAutoencoder(encoder, decoder, width=32, latent=8)(torch.rand(2, 1, 28, 28)).shape
@@ -175,10 +163,8 @@ class PlainAutoencoder(Autoencoder):
         terms: Mapping[str, nn.Module] | None = None,
     ):
         super().__init__(encoder, decoder, loss, code_noise, terms)
-        if noise < 0 or sparsity < 0:
-            raise InputError(f"noise and sparsity must be at least 0; given {noise} and {sparsity}")
         self.code = nn.Linear(width, check_count("latent", latent))
-        self.noise, self.sparsity = noise, sparsity
+        self.noise, self.sparsity = check_number("noise", noise, low=0.0), check_number("sparsity", sparsity, low=0.0)
 
     def encode(self, images: Tensor) -> Tensor:
         return full_precision(self.code(self.features(images, self.code.in_features)))
@@ -236,37 +222,31 @@ class VariationalAutoencoder(Autoencoder):
 
 
 class CodeNoise(nn.Module):
-    """Noise and dropout of codes in training, so that the decoder learns what lies between codes.
-
-    In evaluation mode codes pass unchanged.
+    """Gaussian noise on codes in training, so that the decoder learns what lies between codes.
 
     Args:
-        noise: Standard deviation of the Gaussian noise, relative to that of the batch's codes. Relative, since growing
-            codes would make noise of any fixed size small.
-        dropout: Fraction of the values that are set to 0; the others are scaled up to compensate.
+        noise: Its standard deviation, relative to that of the batch's codes: growing codes would make noise of any
+            fixed size small.
 
-    >>> disturb = CodeNoise(noise=0.1, dropout=0.5)
-    >>> code = torch.randn(100, 8)
-    >>> int((disturb(code) == 0).sum()) > 0, torch.equal(disturb.eval()(code), code)
-    (True, True)
+    >>> disturb, code = CodeNoise(noise=0.1), torch.randn(100, 8)
+    >>> torch.equal(disturb(code), code), torch.equal(disturb.eval()(code), code)
+    (False, True)
     """
 
-    def __init__(self, noise: float = 0.0, dropout: float = 0.0):
+    def __init__(self, noise: float):
         super().__init__()
-        self.noise, self.dropout = check_number("noise", noise, low=0.0), check_fraction("dropout", dropout)
+        self.noise = check_number("noise", noise, low=0.0)
 
     def forward(self, code: Tensor) -> Tensor:
-        if not self.training:
+        if not self.training or not self.noise or len(code) < 2:
             return code
-        if self.noise and len(code) > 1:
-            # Gradients flow through the deviation too: otherwise codes grow without bound, to drown the noise.
-            # The tiny number keeps the square root away from 0, where its slope is infinite.
-            spread = (code.var(0).mean() + torch.finfo(code.dtype).tiny).sqrt()
-            code = code + self.noise * spread * torch.randn_like(code)
-        return nn.functional.dropout(code, self.dropout) if self.dropout else code
+        # Gradients flow through the deviation too: otherwise codes grow without bound, to drown the noise.
+        # The tiny number keeps the square root away from 0, where its slope is infinite.
+        spread = (code.var(0).mean() + torch.finfo(code.dtype).tiny).sqrt()
+        return code + self.noise * spread * torch.randn_like(code)
 
     def extra_repr(self) -> str:
-        return f"noise={self.noise:g}, dropout={self.dropout:g}"
+        return f"noise={self.noise:g}"
 
 
 def full_precision(x: Tensor) -> Tensor:

@@ -1,33 +1,30 @@
-"""Image classifiers: one block whose state is the image, and a linear read-out."""
+"""Image classifiers: one block whose state is the image, a linear read-out, and trunks of gamma for images."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._modules import Configurable
-from ..block import NCODE, from_pretrained, save_pretrained
-from ..checks import check_count
+from ..block import NCODE
+from ..block.saving import Pretrained
+from ..checks import check_choice, check_count, check_fraction
 from ..costs import CostLike
 from ..errors import InputError
 from ..ode import Solution
 
 ImageShape = tuple[int, int, int]  # channels, height, width
+Gamma = Literal["linear", "perceptron", "conv", "conv-norm", "conv-pool"]
+GAMMAS: tuple[Gamma, ...] = get_args(Gamma)
 
 
 class ClassifierOutput(NamedTuple):
     """The logits of a batch, and how each block was solved.
-
-    Attributes:
-        logits: (batch, classes).
-        solutions: One per block, in order.
-        ok: (batch,): whether every block could be solved. The logits of the other samples mean nothing.
 
     >>> import torch, ncode
     >>> f = ncode.dynamics.ConvBlock(1, filters=2)
@@ -37,9 +34,9 @@ class ClassifierOutput(NamedTuple):
     (torch.Size([3, 10]), [True, True, True])
     """
 
-    logits: Tensor
-    solutions: tuple[Solution, ...]
-    ok: Tensor
+    logits: Tensor  # (batch, classes)
+    solutions: tuple[Solution, ...]  # one per block, in order
+    ok: Tensor  # (batch,): whether every block could be solved; the logits of the other samples mean nothing
 
     @property
     def nfe(self) -> Tensor:
@@ -49,8 +46,8 @@ class ClassifierOutput(NamedTuple):
     @property
     def nfe_backward(self) -> Tensor:
         """Evaluations in backward, once it has run, (batch,); 0 where a graph was kept instead."""
-        backward = [solution.stats.nfe_backward for solution in self.solutions]
-        return self._sum([0 * self.nfe if count is None else count for count in backward])
+        counts = [solution.stats.nfe_backward for solution in self.solutions]
+        return self._sum([count for count in counts if count is not None])
 
     @property
     def rejected(self) -> Tensor:
@@ -78,7 +75,7 @@ class ClassifierOutput(NamedTuple):
         return torch.stack(list(counts)).sum(0) if counts else torch.zeros_like(self.ok, dtype=torch.long)
 
 
-class ImageClassifier(Configurable, ABC):
+class ImageClassifier(Configurable, Pretrained, ABC):
     """Base class of image classifiers. Abstract: a subclass defines `classify`.
 
     Takes uint8 images, or floats from 0 to 1, and normalises them by a mean and a standard deviation that are part of
@@ -87,7 +84,7 @@ class ImageClassifier(Configurable, ABC):
     Args:
         shape: Shape of an image, (channels, height, width).
         classes: Number of classes.
-        shrink: Factor by which images are first reduced, by means over shrink x shrink pixels, for quick runs.
+        shrink: Factor by which images are first reduced, by means over shrink x shrink pixels.
 
     >>> class Linear(ImageClassifier):
     ...     def __init__(self, shape):
@@ -105,11 +102,14 @@ class ImageClassifier(Configurable, ABC):
 
     def __init__(self, shape: ImageShape, classes: int, shrink: int = 1):
         super().__init__()
-        self.shape, self.classes = _check_shape(shape), check_count("classes", classes)
-        self.shrink = check_count("shrink", shrink)
+        if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
+            raise InputError(f"shape must be (channels, height, width) of an image; given {shape!r}")
+        channels, height, width = shape
+        self.shape = channels, height, width
+        self.classes, self.shrink = check_count("classes", classes), check_count("shrink", shrink)
         shrunk_shape(self.shape, self.shrink)
-        self.register_buffer("mean", torch.zeros(self.shape[0]))
-        self.register_buffer("std", torch.ones(self.shape[0]))
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("std", torch.ones(channels))
 
     @abstractmethod
     def classify(self, images: Tensor, cost: CostLike | None = None, **changes: Any) -> ClassifierOutput:
@@ -131,20 +131,6 @@ class ImageClassifier(Configurable, ABC):
         self.std.copy_(std)
         return self
 
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write the classifier into a folder, as `NCODE.save_pretrained` does."""
-        save_pretrained(self, folder)
-
-    @classmethod
-    def from_pretrained(
-        cls, folder: str | Path, revision: str | None = None, allow_imports: Sequence[str] = ()
-    ) -> Self:
-        """Load a classifier from a folder, in evaluation mode, as `NCODE.from_pretrained` does."""
-        found = from_pretrained(folder, revision, allow_imports)
-        if not isinstance(found, cls):
-            raise InputError(f"{folder} holds a {type(found).__name__}, not a {cls.__name__}")
-        return found
-
     def normalise(self, images: Tensor) -> Tensor:
         """Images with mean 0 and deviation 1 per channel, reduced by `shrink`."""
         if images.dim() != 4 or tuple(images.shape[1:]) != self.shape:
@@ -157,19 +143,15 @@ class ImageClassifier(Configurable, ABC):
 
 
 class Classifier(ImageClassifier):
-    """The paper's classifier: an image flows through one block, and a linear map of x(1) gives the logits.
+    """The paper's classifier: an image flows through one block, and a linear map of x(t1) gives the logits.
 
     Args:
-        block: What the image flows through; its state is (channels, height, width).
-        shape: Shape of an image, (channels, height, width).
-        classes: Number of classes.
-        shrink: Factor by which images are first reduced: the block then sees (C, H / shrink, W / shrink).
+        block: What the image flows through. Its state is (channels, height, width), with each side divided by shrink.
+        shape, classes, shrink: As for `ImageClassifier`.
 
     >>> import torch, ncode
-    >>> from ncode.models import gamma
     >>> f = ncode.dynamics.Augmented(ncode.dynamics.ConvBlock(3 + 5, filters=8), zeros=5)
-    >>> block = ncode.NCODE(f, ncode.OpenLoop(gamma("conv", (3, 16, 16))))
-    >>> model = Classifier(block, (3, 16, 16))
+    >>> model = Classifier(ncode.NCODE(f, ncode.OpenLoop(gamma("conv", (3, 16, 16)))), (3, 16, 16))
     >>> model(torch.zeros(2, 3, 16, 16, dtype=torch.uint8)).shape
     torch.Size([2, 10])
     """
@@ -187,12 +169,9 @@ class Classifier(ImageClassifier):
 
     def classify(self, images: Tensor, cost: CostLike | None = None, **changes: Any) -> ClassifierOutput:
         solution = self.block.solve(self.normalise(images), cost=cost, throw=False, **changes)
-        return ClassifierOutput(self.readout(mask_failed(solution).flatten(1)), (solution,), solution.ok)
-
-
-def mask_failed(solution: Solution) -> Tensor:
-    """x at t1, with 0 for failed samples: nan would reach the gradients of parameters that all samples share."""
-    return torch.where(solution.ok[:, None, None, None], solution.x, 0)
+        # 0 for failed samples: nan would reach the gradients of parameters that all samples share.
+        x = torch.where(solution.ok[:, None, None, None], solution.x, 0)
+        return ClassifierOutput(self.readout(x.flatten(1)), (solution,), solution.ok)
 
 
 def shrunk_shape(shape: ImageShape, shrink: int) -> ImageShape:
@@ -207,8 +186,36 @@ def shrunk_shape(shape: ImageShape, shrink: int) -> ImageShape:
     return channels, height // shrink, width // shrink
 
 
-def _check_shape(shape: Sequence[int]) -> ImageShape:
-    sizes = tuple(shape)
-    if len(sizes) != 3 or not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise InputError(f"shape must be (channels, height, width) of an image; given {shape!r}")
-    return sizes
+def gamma(kind: str, shape: ImageShape, hidden: int = 10, dropout: float = 0.0) -> nn.Sequential:
+    """A trunk for `OpenLoop` that maps images to `hidden` features.
+
+    Args:
+        kind: "linear", as in the paper's appendix: a linear map of all pixels. "perceptron": the same with a tanh,
+            another reading of the paper. "conv": two convolutions of stride 2 with 16 and 32 channels, a mean over 2x2
+            fields, linear, tanh. "conv-norm": three convolutions with 32, 64 and 128 channels and batch norm, then as
+            "conv". "conv-pool": the same with stride 1 and max pooling. The last three are not in the paper; they
+            generalise, whereas the first two memorise the training images.
+        shape: Shape of an image, (channels, height, width).
+        hidden: Number of features.
+        dropout: Probability of dropping an input of the last layer in training, drawn once per solve.
+
+    >>> gamma("conv", (3, 32, 32))(torch.zeros(5, 3, 32, 32)).shape
+    torch.Size([5, 10])
+    """
+    check_choice("gamma", kind, GAMMAS)
+    hidden, dropout = check_count("hidden", hidden), check_fraction("dropout", dropout)
+    channels, height, width = shape
+    layers, features = _convolutions(kind, channels) if kind.startswith("conv") else ([], channels * height * width)
+    layers += [nn.Flatten(), *([nn.Dropout(dropout)] if dropout else []), nn.Linear(features, hidden)]
+    return nn.Sequential(*layers) if kind == "linear" else nn.Sequential(*layers, nn.Tanh())
+
+
+def _convolutions(kind: str, channels: int) -> tuple[list[nn.Module], int]:
+    """The layers up to the mean over 2x2 fields, and the number of values that they return."""
+    widths, norm, pool = (16, 32) if kind == "conv" else (32, 64, 128), kind != "conv", kind == "conv-pool"
+    layers: list[nn.Module] = []
+    for before, after in zip((channels, *widths), widths, strict=False):
+        layers.append(nn.Conv2d(before, after, 3, stride=1 if pool else 2, padding=1, bias=not norm))
+        layers += [nn.BatchNorm2d(after), nn.ReLU()] if norm else [nn.ReLU()]
+        layers += [nn.MaxPool2d(2, ceil_mode=True)] if pool else []
+    return [*layers, nn.AdaptiveAvgPool2d(2)], 4 * widths[-1]

@@ -19,32 +19,24 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_choice, check_count, check_fraction
+from ..checks import check_choice, check_count, check_number
 from ..errors import InputError
 
 
 class Architecture(NamedTuple):
     """Sizes of an encoder and a decoder.
 
-    Attributes:
-        channels, size: Channels and side length of the images.
-        latent: Dimensions of the code.
-        nonzeros: Non-zeros per row of AutoN-CODE's control.
-        kernel: Kernel size of the convolutions; 0 for fully connected layers.
-        down: Filters of the encoder's layers, each of which halves the image.
-        up: Filters of the decoder's layers, each of which doubles it.
-
     >>> Architecture(channels=1, size=16, latent=8, nonzeros=1, kernel=4, down=(8, 16), up=(16, 8)).latent
     8
     """
 
-    channels: int
-    size: int
-    latent: int
-    nonzeros: int
-    kernel: int
-    down: tuple[int, ...]
-    up: tuple[int, ...]
+    channels: int  # of the images
+    size: int  # side length of the images
+    latent: int  # dimensions of the code
+    nonzeros: int  # per row of AutoN-CODE's control
+    kernel: int  # kernel size of the convolutions; 0 for fully connected layers
+    down: tuple[int, ...]  # filters of the encoder's layers, each of which halves the image
+    up: tuple[int, ...]  # filters of the decoder's layers, each of which doubles it
 
 
 ARCHITECTURES = {
@@ -55,58 +47,40 @@ ARCHITECTURES = {
 ARCHITECTURES["fashion-mnist"] = ARCHITECTURES["mnist"]
 
 
-def architecture(dataset: str, depth: int = 0, width: float = 1.0) -> Architecture:
-    """The paper's architecture for a data set, or a deeper or narrower version of it.
+def architecture(dataset: str, width: float = 1.0) -> Architecture:
+    """The paper's architecture for "mnist", "fashion-mnist", "cifar10" or "celeba", with `width` times the filters.
 
-    Args:
-        dataset: "mnist", "fashion-mnist", "cifar10" or "celeba".
-        depth: Further layers at the encoder's input, each with half the filters of the next (128-256-512-1024).
-        width: Factor of all numbers of filters.
-
-    >>> architecture("cifar10", depth=1).down
-    (128, 256, 512, 1024)
+    >>> architecture("cifar10").down, architecture("cifar10", width=0.5).down
+    ((256, 512, 1024), (128, 256, 512))
     """
-    paper = ARCHITECTURES[check_choice("data set", dataset, tuple(ARCHITECTURES))]
-    if not 0 <= depth < paper.size.bit_length() - len(paper.down) or not width > 0:
-        most = paper.size.bit_length() - len(paper.down) - 1
-        raise InputError(
-            f"images of {paper.size} x {paper.size} can be halved {most} times more than the paper does: depth must be"
-            f" from 0 to {most}, and width above 0; given {depth} and {width}"
-        )
-    first = tuple(paper.down[0] // 2 ** (depth - i) for i in range(depth)) if paper.kernel else ()
-    down = tuple(max(8, round(width * filters)) for filters in (*first, *paper.down))
-    return paper._replace(down=down, up=tuple(max(8, round(width * filters)) for filters in paper.up))
+    paper = ARCHITECTURES[check_choice("data set", dataset, ARCHITECTURES)]
+    check_number("width", width, low=0.0, strict=True)
+    down, up = (tuple(max(8, round(width * filters)) for filters in sizes) for sizes in (paper.down, paper.up))
+    return paper._replace(down=down, up=up)
 
 
 class Encoder(nn.Module):
-    """Map images to features.
-
-    Args:
-        architecture: Sizes of the layers.
-        dropout: Fraction of the features that is dropped in training.
+    """Map images (batch, channels, size, size) to features (batch, width).
 
     Attributes:
         width: Number of features.
 
-    >>> import torch
     >>> encoder = Encoder(architecture("cifar10", width=0.1))
     >>> encoder(torch.rand(2, 3, 32, 32)).shape == (2, encoder.width)
     True
     """
 
-    def __init__(self, architecture: Architecture, dropout: float = 0.0):
+    def __init__(self, architecture: Architecture):
         super().__init__()
-        self.architecture, self.dropout = architecture, nn.Dropout(check_fraction("dropout", dropout))
-        if architecture.kernel:
-            self.layers, self.width = _down(architecture)
-            _channels_last(self)
+        n = self.architecture = architecture
+        if n.kernel:
+            self.layers, self.width = _halving_layers(n)
+            _store_channels_last(self)
         else:
-            pixels = architecture.channels * architecture.size**2
-            self.layers = nn.Sequential(nn.Flatten(), *_dense((pixels, *architecture.down)))
-            self.width = architecture.down[-1]
+            self.layers = nn.Sequential(nn.Flatten(), *_dense((n.channels * n.size**2, *n.down)))
+            self.width = n.down[-1]
 
     def forward(self, images: Tensor) -> Tensor:
-        """(batch, channels, size, size) to (batch, width)."""
         n = self.architecture
         if images.shape[1:] != (n.channels, n.size, n.size):
             raise InputError(
@@ -114,14 +88,14 @@ class Encoder(nn.Module):
                 " them, or build the coders for their size"
             )
         if not n.kernel:
-            return self.dropout(self.layers(images))
+            return self.layers(images)
         features = self.layers(images.contiguous(memory_format=torch.channels_last))
         # Channels are last in memory, so this order is flattened without a copy.
-        return self.dropout(features.movedim(1, -1).flatten(1))
+        return features.movedim(1, -1).flatten(1)
 
 
 class Decoder(nn.Module):
-    """Map codes to images between 0 and 1.
+    """Map codes (batch, latent) to images (batch, channels, size, size) between 0 and 1.
 
     Args:
         architecture: Sizes of the layers.
@@ -130,28 +104,23 @@ class Decoder(nn.Module):
             training and by running statistics later. The codes of a flow lie close together around its start, which
             would make training slow.
 
-    >>> import torch
     >>> Decoder(architecture("celeba", width=0.1), 64)(torch.randn(2, 64)).shape
     torch.Size([2, 3, 64, 64])
     """
 
     def __init__(self, architecture: Architecture, latent: int, standardise: bool = True):
         super().__init__()
-        self.architecture, self.latent = architecture, check_count("latent", latent)
+        n, self.latent = architecture, check_count("latent", latent)
         self.scale = nn.BatchNorm1d(latent, affine=False) if standardise else nn.Identity()
-        n = architecture
         if n.kernel:
             side = n.size // 2 ** (len(n.up) - 1)
-            self.layers = nn.Sequential(_Seed(latent, n.up[0], side), *_up(n))
-            _channels_last(self)
+            self.layers = nn.Sequential(_SmallImage(latent, n.up[0], side), *_doubling_layers(n))
+            _store_channels_last(self)
         else:
-            shape = (n.channels, n.size, n.size)
-            pixels = n.channels * n.size**2
-            dense = (*_dense((latent, *n.up)), nn.Linear(n.up[-1], pixels))
-            self.layers = nn.Sequential(*dense, nn.Unflatten(1, shape))
+            last = nn.Linear(n.up[-1], n.channels * n.size**2)
+            self.layers = nn.Sequential(*_dense((latent, *n.up)), last, nn.Unflatten(1, (n.channels, n.size, n.size)))
 
     def forward(self, code: Tensor) -> Tensor:
-        """(batch, m) to (batch, channels, size, size)."""
         if code.dim() != 2 or code.shape[1] != self.latent:
             raise InputError(f"codes must be (batch, {self.latent}); given {tuple(code.shape)}")
         pixels = self.layers(self.scale(code))
@@ -159,7 +128,7 @@ class Decoder(nn.Module):
         return torch.sigmoid(pixels if pixels.dtype == torch.float64 else pixels.float())
 
 
-class _Seed(nn.Module):
+class _SmallImage(nn.Module):
     """Map codes to the small images that the decoder enlarges."""
 
     def __init__(self, latent: int, filters: int, side: int):
@@ -173,35 +142,31 @@ class _Seed(nn.Module):
         return torch.relu(self.norm(small))
 
 
-def _channels_last(module: nn.Module) -> None:
-    """Store the kernels of convolutions with channels last."""
-    for each in module.parameters():
-        if each.dim() == 4:
-            each.data = each.data.contiguous(memory_format=torch.channels_last)
+def _store_channels_last(module: nn.Module) -> None:
+    for kernel in module.parameters():
+        if kernel.dim() == 4:
+            kernel.data = kernel.data.contiguous(memory_format=torch.channels_last)
 
 
 def _dense(sizes: Sequence[int]) -> list[nn.Module]:
     return [layer for before, after in pairwise(sizes) for layer in (nn.Linear(before, after), nn.ReLU())]
 
 
-def _down(n: Architecture) -> tuple[nn.Sequential, int]:
+def _halving_layers(n: Architecture) -> tuple[nn.Sequential, int]:
     layers: list[nn.Module] = []
-    before, side = n.channels, n.size
-    for filters in n.down:
+    padding, side = (n.kernel - 1) // 2, n.size
+    for before, after in pairwise((n.channels, *n.down)):
         # No bias: the batch norm would remove it.
-        layers += [nn.Conv2d(before, filters, n.kernel, stride=2, padding=(n.kernel - 1) // 2, bias=False)]
-        layers += [nn.BatchNorm2d(filters), nn.ReLU(inplace=True)]
-        before, side = filters, (side + 2 * ((n.kernel - 1) // 2) - n.kernel) // 2 + 1
-    return nn.Sequential(*layers), before * side**2
+        layers += [nn.Conv2d(before, after, n.kernel, stride=2, padding=padding, bias=False)]
+        layers += [nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
+        side = (side + 2 * padding - n.kernel) // 2 + 1
+    return nn.Sequential(*layers), n.down[-1] * side**2
 
 
-def _up(n: Architecture) -> list[nn.Module]:
+def _doubling_layers(n: Architecture) -> list[nn.Module]:
     layers: list[nn.Module] = []
-    for before, after in pairwise(n.up):
-        padding = (n.kernel - 1) // 2
-        grow = nn.ConvTranspose2d(
-            before, after, n.kernel, stride=2, padding=padding, output_padding=n.kernel % 2, bias=False
-        )
-        layers += [grow, nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
     low, high = (n.kernel - 1) // 2, n.kernel // 2
+    for before, after in pairwise(n.up):
+        layers += [nn.ConvTranspose2d(before, after, n.kernel, 2, low, output_padding=n.kernel % 2, bias=False)]
+        layers += [nn.BatchNorm2d(after), nn.ReLU(inplace=True)]
     return [*layers, nn.ZeroPad2d((low, high, low, high)), nn.Conv2d(n.up[-1], n.channels, n.kernel)]

@@ -26,9 +26,8 @@ class PlasticMemory(nn.Module):
     carried on from pattern to pattern. Then x starts from the query; its value after 0.5 s is the recalled pattern.
     mu and theta_0, both n x n, are learned.
 
-    mu starts as random numbers around zero, so at first nothing is stored. theta_0 starts near `hold` times the
-    identity: a neuron keeps its sign. Without it, the patterns already stored would distort the one that is shown, and
-    so what is stored next.
+    theta_0 starts near `hold` times the identity: a neuron keeps its sign. Without it, the patterns already stored
+    would distort the one that is shown, and so what is stored next.
 
     Args:
         n: Bits of a pattern.
@@ -36,7 +35,6 @@ class PlasticMemory(nn.Module):
         hold: The diagonal of theta_0 at first.
         solver_steps: Steps of RK4 per presentation.
 
-    >>> import torch
     >>> PlasticMemory(10)(torch.ones(2, 6, 10), torch.ones(2, 10)).shape
     torch.Size([2, 10])
     """

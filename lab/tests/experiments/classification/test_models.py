@@ -3,12 +3,13 @@ import sys
 import pytest
 import torch
 from ncode_lab.experiments.classification.models import MODELS, ClassifierSettings, build_classifier, count_parameters
+from ncode_lab.experiments.classification.network import ClassifierNet, WeighedConv
 from ncode_lab.experiments.classification.training import cross_entropy, evaluations, is_correct, measure
 from torch.nn import functional as F
 
 import ncode
 from ncode.dynamics._convolution import sample_conv2d
-from ncode.models import GAMMAS, Classifier, ClassifierNet, ImageClassifier, WeighedConv, gamma
+from ncode.models import GAMMAS, Classifier, ImageClassifier, gamma
 
 SHAPE = (3, 8, 8)
 SMALL = {"filters": 6, "zeros": 2}

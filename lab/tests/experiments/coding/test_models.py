@@ -153,17 +153,6 @@ def test_minus_one_means_noise_for_colours_and_none_for_digits_or_a_vae():
         small(code_noise=-2)
 
 
-def test_dropout_of_codes_and_features_is_for_training_alone():
-    sizes, shown = architecture("mnist", width=0.05), images("mnist")
-    encoder, noise = Encoder(sizes, dropout=0.5), CodeNoise(dropout=0.5)
-    model = PlainAutoencoder(encoder, Decoder(sizes, 8), encoder.width, 8, code_noise=noise)
-    with torch.no_grad():
-        assert not torch.equal(model.training_loss(shown).images, model.training_loss(shown).images)
-        model.eval()
-        assert torch.equal(model.training_loss(shown).images, model.training_loss(shown).images)
-
-
-@pytest.mark.parametrize("options", [{"noise": -1.0}, {"dropout": 1.0}])
-def test_noise_of_an_impossible_size_is_refused(options):
+def test_noise_of_an_impossible_size_is_refused():
     with pytest.raises(ncode.InputError, match="must be at least 0"):
-        CodeNoise(**options)
+        CodeNoise(noise=-1.0)

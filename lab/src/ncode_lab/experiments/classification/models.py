@@ -17,7 +17,6 @@ from ncode.dynamics import Augmented, ConvBlock, Dynamics
 from ncode.models import (
     GAMMAS,
     Classifier,
-    ClassifierNet,
     ClassifierOutput,
     Gamma,
     ImageClassifier,
@@ -26,6 +25,7 @@ from ncode.models import (
 )
 
 from ..common import check_not_negative, check_positive
+from .network import ClassifierNet
 
 Shape = tuple[int, int, int]
 Model = Literal[
