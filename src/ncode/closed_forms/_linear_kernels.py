@@ -1,13 +1,11 @@
 """The action of taylor.py as two Triton kernels, one forward and one backward, for flows with sparse rows on a GPU.
 
-In torch an action is dozens of small operations, each of which takes longer to launch than to compute, and choosing
-their number needs a synchronisation with the GPU. Here each sample is one program, which chooses its own number of
-parts and degree from its own matrix: there is no synchronisation, and no sample depends on another.
+Each sample is one program, which chooses its own number of parts and degree from its own matrix: there is no
+synchronisation with the GPU, and no sample depends on another.
 
 In a program each lane holds one element of the state. A row of the matrix multiplies elements of other lanes: a vector
-is written to memory, all lanes pass a barrier, and each reads the elements of its row; a program's memory stays in the
-cache. Two slots are written alternately: a lane that writes to a slot has passed the barrier after which all others had
-read it.
+is written to memory, all lanes pass a barrier, and each reads the elements of its row. Two slots are written
+alternately: a lane that writes to a slot has passed the barrier after which all others had read it.
 """
 
 # pyright: reportInvalidTypeForm=false
@@ -98,51 +96,25 @@ class _Flow(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, a: Tensor, x: Tensor, columns: Tensor, dtype: torch.dtype) -> Tensor:
         a, x, columns = a.contiguous(), x.contiguous(), columns.contiguous()
-        y, states, plan = _launch_forward(a, columns, x, _table(dtype, x.device), ACTION_REACH[dtype], KEPT)
+        (batch, m, k), block, table = a.shape, _block(a.shape[1]), _table(dtype, x.device)
+        plan = torch.empty(batch, 2, dtype=torch.int32, device=x.device)  # each sample's number of parts and degree
+        y, states, slots = torch.empty_like(x), x.new_empty(batch, KEPT, m), x.new_empty(batch, 2, block)
+        arguments = (a, columns, x, y, states, slots, plan, table, ACTION_REACH[dtype], MAX_PARTS, len(table))
+        _launch(_forward, batch, block, *arguments, M=m, K=k, BLOCK=block, KEPT=KEPT)
         ctx.save_for_backward(a, columns, states, plan)
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         a, columns, states, plan = ctx.saved_tensors
+        grad, (batch, m, k), block, degrees = grads[0].contiguous(), a.shape, _block(a.shape[1]), 5 + DEGREES
         with torch.no_grad():
-            got = _launch_backward(
-                a, columns, pattern_of(columns), states, plan, grads[0].contiguous(), 5 + DEGREES, KEPT
-            )
+            got = torch.zeros_like(a), torch.empty_like(grad)
+            space = (grad.new_empty(batch, count, block) for count in (degrees, degrees, 2))
+            arguments = (a, columns, *pattern_of(columns), states, plan, grad, *got, *space)
+            sizes = {"M": m, "K": k, "BLOCK": block, "KEPT": states.shape[1], "DEGREES": degrees}
+            _launch(_backward, batch, block, *arguments, **sizes)
         return *forbid_double_backward(NO_SECOND_DERIVATIVE, (a, *grads), got), None, None
-
-
-def _launch_forward(
-    a: Tensor, columns: Tensor, x: Tensor, table: Tensor, reach: float, kept: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """exp(A) x, the states kept for backward (batch, kept, m), and each sample's number of parts and degree."""
-    batch, m, k = a.shape
-    block = _block(m)
-    y, plan = torch.empty_like(x), torch.empty(batch, 2, dtype=torch.int32, device=x.device)
-    states, slots = x.new_empty(batch, kept, m), x.new_empty(batch, 2, block)
-    sizes = {"M": m, "K": k, "BLOCK": block, "KEPT": kept}
-    _launch(_forward, batch, block, a, columns, x, y, states, slots, plan, table, reach, MAX_PARTS, len(table), **sizes)
-    return y, states, plan
-
-
-def _launch_backward(
-    a: Tensor,
-    columns: Tensor,
-    pattern: tuple[Tensor, Tensor],
-    states: Tensor,
-    plan: Tensor,
-    grad: Tensor,
-    degrees: int,
-    kept: int,
-) -> tuple[Tensor, Tensor]:
-    """The gradients of A and of x, from that of exp(A) x."""
-    batch, m, k = a.shape
-    block = _block(m)
-    a_grad, x_grad = torch.zeros_like(a), torch.empty_like(grad)
-    ys, zs, slots = (grad.new_empty(batch, count, block) for count in (degrees, degrees, 2))
-    sizes = {"M": m, "K": k, "BLOCK": block, "KEPT": kept, "DEGREES": degrees}
-    _launch(_backward, batch, block, a, columns, *pattern, states, plan, grad, a_grad, x_grad, ys, zs, slots, **sizes)
-    return a_grad, x_grad
 
 
 def _block(m: int) -> int:

@@ -9,8 +9,7 @@ which is often near the spectral radius where ||A|| is far above it. The Taylor 
 
     T_K(A) = exp(A + dA),    ||dA|| / ||A|| <= alpha^K e^alpha / (K + 1)!  to leading order.                    (1)
 
-Two formulations, both in taylor.py, divide [t0, t1] into n equal parts, so short that (1) with alpha / n is below the
-required precision:
+Two formulations, both in taylor.py, divide [t0, t1] into n equal parts, so short that (1) with alpha / n is small:
 
     matrix    P_0 = T_16(A / n) in six products (Paterson and Stockmeyer), n = 2^S, P_{i+1} = P_i P_i, and then
               x(t1) = P_{S-1} P_{S-1} x0. A saved time t0 + (j + r) (t1 - t0) / n multiplies x0 by those P_i that the
@@ -20,12 +19,10 @@ required precision:
               multiplications per term. Saved times start from the x_j before them, all times at once.
 
 Both compute in double precision and require (1) to be below 1e-9 for single and 2^-53 for double precision results. In
-single precision, rounding errors would be amplified by ||A||, up to 100 in practice, and a decaying solution would lose
-e^(2 alpha / n) to cancellation.
+single precision, rounding errors would be amplified by ||A||, up to 100 in practice.
 
-Gradients are those of these polynomials, exact up to rounding, and reach theta, x0 and all times. The matrix
-formulation is an ordinary autograd graph. The action keeps one state per part, recomputes the terms during backward,
-and has no second derivatives: use the matrix formulation for those.
+Gradients are those of these polynomials, exact up to rounding, and reach theta, x0 and all times. The action keeps one
+state per part, recomputes the terms during backward, and has no second derivatives, unlike the matrix formulation.
 """
 
 from __future__ import annotations

@@ -53,8 +53,7 @@ class LinearForm:
 
     def solve(self, x0: Tensor, theta: Theta, save_at: Tensor | None) -> ClosedFormResult:
         """Solve from x0 (batch, m) under a constant control."""
-        x, xs = self._flow(x0, theta[self.product.control].to(x0.dtype), save_at)
-        return ClosedFormResult(x, xs, lambda: theta)
+        return ClosedFormResult(*self._flow(x0, theta[self.product.control].to(x0.dtype), save_at), lambda: theta)
 
     def _flow(self, x0: Tensor, w: Tensor, save_at: Tensor | None) -> tuple[Tensor, Tensor | None]:
         t0, t1, columns = self.t0, self.t1, self.product.columns
@@ -83,11 +82,9 @@ class PlasticForm:
 
     def solve(self, x0: Tensor, theta: Theta, save_at: Tensor | None) -> ClosedFormResult:
         """Solve from x0 (batch, n); the control starts at the rule's theta_0, and times are not saved."""
-        result = self.episode(x0[:, None])
-        steps = fixed_steps(self.t1 - self.t0, self.options.dt or 1.0)
-        control = self.product.control
+        result, steps = self.episode(x0[:, None]), fixed_steps(self.t1 - self.t0, self.options.dt or 1.0)
         nfe = steps * self.options.tableau.stages
-        return ClosedFormResult(result.x, None, lambda: {control: result.trace.theta()}, steps, nfe)
+        return ClosedFormResult(result.x, None, lambda: {self.product.control: result.trace.theta()}, steps, nfe)
 
     def episode(self, stimuli: Tensor) -> PlasticEpisode:
         """Present stimuli (batch, P, n) one after another."""

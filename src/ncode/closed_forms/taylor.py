@@ -38,7 +38,7 @@ NO_SECOND_DERIVATIVE = 'the action of a linear flow has no second derivatives: u
 _TIMES_AT_ONCE = 16  # saved times that are computed together: backward holds K vectors for each
 
 
-def growth(norms: Sequence[Tensor]) -> Tensor:
+def _growth(norms: Sequence[Tensor]) -> Tensor:
     """alpha (batch,), from the norms of A, A^2, A^3 and A^4."""
     first, second, third, fourth = (norm ** (1 / p) for p, norm in enumerate(norms, start=1))
     return torch.minimum(first, torch.minimum(torch.maximum(second, third), torch.maximum(third, fourth)))
@@ -61,7 +61,7 @@ def powers_of(a: Tensor) -> tuple[Tensor, ...]:
 
 def growth_of_powers(powers: Sequence[Tensor]) -> Tensor:
     """alpha (batch,), by the largest row sum as the norm."""
-    return growth([power.detach().abs().sum(2).amax(1) for power in powers])
+    return _growth([power.detach().abs().sum(2).amax(1) for power in powers])
 
 
 def square_and_multiply(
@@ -72,16 +72,16 @@ def square_and_multiply(
     chain = [_taylor(powers, 0.5**squarings)]
     for _ in range(squarings - 1):
         chain.append(chain[-1] @ chain[-1])
-    end = _times(chain[-1], x[:, None])
+    end = x[:, None] @ chain[-1].mT
     if squarings:  # instead of a last squaring: applying the matrix twice to a vector is cheaper
-        end = _times(chain[-1], end)
+        end = end @ chain[-1].mT
     return end[:, 0], None if sigma is None else _saved(powers[0], chain, 2**squarings, x, sigma)
 
 
 def _taylor(powers: Sequence[Tensor], scale: float) -> Tensor:
     """T_16(B) for B = scale A, as I + c_0 + B^4 (c_1 + B^4 (c_2 + B^4 c_3)) with c_q = sum_{i = 1..4} B^i / (4 q + i)!.
 
-    The scale enters through the coefficients, since it is known only after the powers are computed.
+    The scale enters through the coefficients: it is known only after the powers are computed.
     """
     a, fourth = powers[0], powers[3]
     count = torch.arange(1, 17, dtype=a.dtype, device=a.device)
@@ -102,15 +102,11 @@ def _saved(a: Tensor, chain: Sequence[Tensor], parts: int, x: Tensor, sigma: Ten
     start = x[:, None].expand(-1, sigma.shape[1], -1)
     for digit, power in enumerate(chain):
         if parts > 1:
-            start = torch.where((number >> digit & 1).bool()[..., None], _times(power, start), start)
+            start = torch.where((number >> digit & 1).bool()[..., None], start @ power.mT, start)
     y = start
     for k in range(_DEGREE, 0, -1):
-        y = torch.addcmul(start, rest / k, _times(a, y))
+        y = torch.addcmul(start, rest / k, y @ a.mT)
     return y
-
-
-def _times(a: Tensor, y: Tensor) -> Tensor:
-    return y @ a.mT
 
 
 def growth_of_rows(values: Tensor, columns: Tensor) -> Tensor:
@@ -121,7 +117,7 @@ def growth_of_rows(values: Tensor, columns: Tensor) -> Tensor:
     for _ in range(4):
         sums = _multiply(absolute, by_column, sums)
         norms.append(sums[:, 0].amax(0))
-    return growth(norms)
+    return _growth(norms)
 
 
 def plan_action(alpha: float, dtype: torch.dtype, saved: int = 0) -> tuple[int, int]:
