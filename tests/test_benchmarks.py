@@ -16,6 +16,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
 
 
+@pytest.mark.slow
 def test_a_quick_run_writes_what_a_reader_needs(tmp_path):
     path = tmp_path / "bench.json"
     done = bench("--quick", "--no-compile", "--only", "mlp-flow", "--json", str(path))
@@ -42,6 +43,7 @@ def test_a_quick_run_writes_what_a_reader_needs(tmp_path):
         assert f"| {row['library']}" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["convolutions", "linear-flow", "plastic"])
 def test_a_workload_of_our_own_structure_agrees_with_its_reference(workload, tmp_path):
     path = tmp_path / "bench.json"
@@ -73,6 +75,7 @@ def whole_model(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_the_whole_classifier_has_the_same_loss_and_gradient_whoever_solves_it(whole_model):
     (found,) = json.loads(whole_model.read_text())["workloads"].values()
     assert not found["failed"]
@@ -96,6 +99,7 @@ def test_the_whole_classifier_has_the_same_loss_and_gradient_whoever_solves_it(w
             assert row["more"]["/ paper"] == pytest.approx(row["seconds"] / paper["seconds"])
 
 
+@pytest.mark.slow
 def test_the_table_of_the_whole_classifier_has_a_line_a_row(whole_model, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     from benchmarks import summary

@@ -39,6 +39,7 @@ def test_the_kinetic_energy_of_a_complex_state_is_real():
     torch.testing.assert_close(sol.cost, torch.tensor([5.0]), rtol=1e-4, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", ["rademacher", "gaussian"])
 def test_the_jacobian_norm_is_right_on_average(noise):
     w = torch.randn(3, 3, dtype=DOUBLE)
@@ -122,12 +123,14 @@ every_cost = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @every_cost
 def test_gradients_of_a_cost_agree_with_finite_differences(cost):
     block = ncode.NCODE(ncode.dynamics.MLP(2, hidden=1), loops(), method="rk4", dt=0.5).double()
     assert_gradients_agree(Priced(block, cost), torch.randn(2, 2, dtype=DOUBLE), rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 @every_cost
 def test_all_three_gradients_of_a_cost_agree(cost):
     block = ncode.NCODE(ncode.dynamics.MLP(2, hidden=2), loops(), rtol=1e-8, atol=1e-10).double()

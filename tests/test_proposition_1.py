@@ -29,6 +29,7 @@ def test_the_bound_of_the_fold_is_the_one_of_the_docstring():
     assert EXAMPLE["bound"](x.abs()) == pytest.approx(0.0572, rel=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x(0) (1 - t)", "|x(0)|"])
 def test_open_and_closed_loops_come_below_the_bound_that_holds_a_node(name):
     reached = EXAMPLE["run"](name, steps=40, seed=0)

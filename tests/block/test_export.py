@@ -16,6 +16,7 @@ BLOCKS = {
 ANY_BATCH = {"x": {0: torch.export.Dim.DYNAMIC}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_with_fixed_steps_is_exported(name):
     block, x = BLOCKS[name]().eval(), torch.randn(3, 2)
@@ -23,6 +24,7 @@ def test_a_block_with_fixed_steps_is_exported(name):
     torch.testing.assert_close(program.module()(x), block(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["NODE", "closed-loop N-CODE"])
 def test_an_exported_block_takes_batches_of_any_size(name):
     block = BLOCKS[name]().eval()
@@ -46,11 +48,13 @@ def convolutional():
     return ncode.NCODE(f, ncode.OpenLoop(gamma), **FIXED)
 
 
+@pytest.mark.slow
 def test_a_block_of_images_is_exported():
     block, x = convolutional().eval(), torch.randn(2, 3, 6, 6)
     torch.testing.assert_close(torch.export.export(block, (x,)).module()(x), block(x))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # those of the exporter
 @pytest.mark.parametrize(("make", "shape"), [(BLOCKS["open-loop N-CODE"], (3, 2)), (convolutional, (2, 3, 6, 6))])
 def test_onnxruntime_gives_the_same_answer(make, shape, tmp_path):

@@ -75,6 +75,7 @@ def test_a_block_is_a_layer_of_a_larger_network():
     assert net.eval()(torch.randn(4, 3)).shape == (4, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.25, "gradient": "autograd"}])
 def test_torch_compile_leaves_values_and_gradients_as_they_are(options):
     block, x = block_of("open-loop N-CODE", **options), torch.randn(3, 2)
@@ -93,6 +94,7 @@ def test_torch_compile_leaves_exact_flows_as_they_are():
     torch.testing.assert_close(torch.compile(block)(x), block(x))
 
 
+@pytest.mark.slow
 def test_a_block_whose_solver_compiles_knows_its_graphs_again():
     from ncode.ode.backends.inductor import _compiled
 
@@ -123,6 +125,7 @@ def test_torch_func_gives_gradients_and_those_of_each_sample(name):
         torch.testing.assert_close(each[key].sum(0), value.grad)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
 @pytest.mark.parametrize("name", FAMILY)
 def test_tensors_in_the_place_of_parameters_get_the_gradients_of_those(name, gradient):
@@ -152,6 +155,7 @@ def _work(rank, world, port, x, y, state, queue):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_get_the_gradients_of_one(unused_port):
     block, x, y = block_of("closed-loop N-CODE"), torch.randn(8, 2), torch.randn(8, 2)
     context = multiprocessing.get_context("spawn")

@@ -153,6 +153,7 @@ def test_the_solution_may_be_changed_in_place():
 # --- values and gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ADAPTIVE)
 @pytest.mark.parametrize("t", [(0.0, 0.4, 1.0, 1.1), (1.0, 0.3, -0.5)], ids=["forward", "backward"])
 def test_adaptive_methods_give_torchdiffeqs_values_and_gradients(method, t):
@@ -357,6 +358,7 @@ def test_odeint_adjoint_gives_torchdiffeqs_gradients():
     torch.testing.assert_close(gradients(y, *inputs), gradients(reference, *inputs), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FIXED)
 def test_odeint_adjoint_steps_backward_from_time_to_time(method):
     field, y0, t = Field(), start(2), times(*torch.linspace(0, 1, 201).tolist())
@@ -417,6 +419,7 @@ def test_a_falling_ball_lands_when_and_how_torchdiffeq_says_with_its_gradients(i
     torch.testing.assert_close(*results, rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reverse", [False, True])
 def test_gradients_of_an_event_agree_with_finite_differences(reverse):
     # A tilted ground that moves: event_fn has a parameter of its own and depends on time.
@@ -497,6 +500,7 @@ def test_event_fn_in_odeint_returns_time_and_state_without_a_gradient_of_the_tim
     torch.testing.assert_close(*results, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", FIXED)
 def test_fixed_steps_find_events_too(method):
     t, y = ours.odeint_event(
@@ -732,6 +736,7 @@ for step in range(6):
 """
 
 
+@pytest.mark.slow
 def test_changing_one_import_leaves_training_as_it_was():
     losses = []
     before = torch.get_default_dtype()

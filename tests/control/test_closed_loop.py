@@ -28,6 +28,7 @@ def test_the_control_is_driven_by_the_state():
     torch.testing.assert_close(sol.thetas["v"], -x[:, None] * torch.sin(ts)[:, None], atol=1e-7, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sees", [("x",), ("x", "theta"), ("t", "x", "theta"), ("t",)])
 @pytest.mark.parametrize("gradient", ["discrete", "adjoint", "autograd"])
 def test_gradients_reach_feedback_and_initial_control(sees, gradient):

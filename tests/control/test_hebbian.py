@@ -33,6 +33,7 @@ def test_without_activity_the_coupling_decays(decay):
         assert block.controller.log_decay.grad != 0
 
 
+@pytest.mark.slow
 def test_gradients_agree_with_finite_differences():
     controller = ncode.Hebbian(scale=0.5, decay="learned")
     block = ncode.NCODE(ncode.dynamics.Recurrent(3), controller, rtol=1e-10, atol=1e-12).double()

@@ -42,6 +42,7 @@ def test_with_scale_zero_it_begins_as_a_plain_node():
     assert block.controller.heads["weight_1"].weight.grad.abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_gradients_agree_with_finite_differences():
     f = ncode.dynamics.MLP(2, hidden=2)
     block = ncode.NCODE(f, ncode.OpenLoop(trunk(2, 3), scale=1.0), rtol=1e-10, atol=1e-12).double()

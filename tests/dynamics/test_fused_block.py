@@ -291,6 +291,7 @@ def penalised(block, t, x, theta, grad):
     return torch.autograd.grad(sum(each.square().sum() for each in first), leaves[:4], allow_unused=False)
 
 
+@pytest.mark.slow
 @needs_emulation
 def test_a_solve_has_the_same_gradient_and_compiled_the_same_again(on_cpu):
     torch.manual_seed(0)

@@ -49,6 +49,7 @@ def solve_circle(x0, theta, **options):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["heun", "bosh3", "dopri5", "tsit5", "dopri8"])
 def test_companions_change_a_sample_by_rounding_at_most(method):
     x0, theta = circle(0.1, 1.0, 30.0, 3.0, 0.5)
@@ -236,6 +237,7 @@ def test_a_batch_is_solved_in_the_order_in_which_it_was_given():
     close(part(solve_circle(x0[turn], theta[turn]), slice(None)), part(solve_circle(x0, theta), turn))
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(0.1, 40.0), min_size=1, max_size=7), st.integers(1, 5))
 @settings(max_examples=15)
 def test_any_mixture_of_samples_is_solved_as_each_alone(rates, every):

@@ -46,6 +46,7 @@ def both(solve, inputs, loss):
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("feedback", "options"),
     [
@@ -64,6 +65,7 @@ def test_compiled_equals_eager_for_everything(feedback, options):
     close(fast, eager, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["adjoint", "autograd"])
 @pytest.mark.usefixtures("traced")
 def test_compiled_equals_eager_with_every_gradient(gradient):
@@ -87,6 +89,7 @@ def test_compiled_equals_eager_where_one_step_serves_the_batch():
     close(fast, eager)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_compiled_equals_eager_where_samples_take_very_different_numbers_of_steps():
     """Forty samples, of which one needs most of the steps: the batch shrinks on the way, forward and backward."""
@@ -109,6 +112,7 @@ def test_compiled_equals_eager_where_samples_take_very_different_numbers_of_step
         assert torch.equal(getattr(solve(True).stats, name), getattr(solve(False).stats, name))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_dense_output_of_a_compiled_solve_is_that_of_an_eager_one():
     x0 = torch.randn(4, 2, dtype=DOUBLE).requires_grad_()
@@ -172,6 +176,7 @@ def test_fresh_closures_over_fresh_tensors_are_compiled_once_and_use_the_fresh_t
     assert counts[0] == counts[-1]
 
 
+@pytest.mark.slow
 def test_another_tolerance_or_method_is_another_graph(traced):
     """What is part of a graph must be part of what it is recognised by."""
     x0 = double(1.0, 2.0)
@@ -348,6 +353,7 @@ def test_a_compiled_solve_may_stand_inside_of_activation_checkpointing():
     close(*(torch.autograd.grad(value.sum(), inputs) for value in values))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensor", "parameter"])
 @pytest.mark.usefixtures("traced")
 def test_a_tensor_with_a_row_a_sample_can_be_compiled(kind):
@@ -365,6 +371,7 @@ def test_a_tensor_with_a_row_a_sample_can_be_compiled(kind):
     close(fast, eager, rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "values"),
     [
@@ -399,6 +406,7 @@ def test_a_graph_is_not_used_where_algorithms_must_be_deterministic(traced):
     assert 0 < counts[0] < counts[1] == counts[2]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_a_backward_graph_made_for_autocast_does_not_serve_a_solve_without():
     """Backward runs outside of the autocast region that its forward ran in."""
@@ -476,6 +484,7 @@ def test_little_is_left_outside_of_the_graphs(monkeypatch, options):
 # Compiled by TorchInductor
 
 
+@pytest.mark.slow
 def test_a_solve_compiled_by_inductor_equals_an_eager_one():
     net = nn.Sequential(nn.Linear(2, 8, dtype=DOUBLE), nn.Tanh(), nn.Linear(8, 2, dtype=DOUBLE))
     x0, theta = (torch.randn(4, 2, dtype=DOUBLE).requires_grad_() for _ in range(2))

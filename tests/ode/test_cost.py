@@ -137,6 +137,7 @@ def test_terminal_running_and_saved_losses_add_up(gradient):
     close(list(together), [sum(grads) for grads in zip(*alone, strict=True)], rtol=1e-7)
 
 
+@pytest.mark.slow
 @every_gradient
 def test_a_running_cost_equals_a_saved_loss_on_a_fine_grid(gradient):
     x0 = double(0.9).requires_grad_()

@@ -12,6 +12,7 @@ from .systems import close
 WORKER = Path(__file__).with_name("ddp_worker.py")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="torch was built without gloo")
 def test_two_processes_train_to_the_weights_of_one(tmp_path):
     commands = [[sys.executable, str(WORKER), str(rank), "2", str(tmp_path)] for rank in range(2)]

@@ -74,6 +74,7 @@ def test_discrete_equals_autograd_backward_in_time():
     compare(system, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @either_control
 @every_gradient
 def test_gradients_of_everything_equal_finite_differences(gradient, feedback):
@@ -573,6 +574,7 @@ def test_saved_tensors_may_be_packed_away(gradient):
     close(*grads)
 
 
+@pytest.mark.slow
 @every_gradient
 def test_deterministic_algorithms_and_anomaly_detection_do_no_harm(gradient):
     system = Everything()

@@ -55,6 +55,7 @@ def test_discrete_at_100_steps_holds_less_than_a_quarter_of_autograd():
     assert peak("discrete", 100) < peak("autograd", 100) / 4
 
 
+@pytest.mark.slow
 def test_adaptive_discrete_holds_less_than_a_quarter_of_autograd():
     def adaptive(gradient):
         net, x0 = mlp(), torch.randn(32, 4)
@@ -178,6 +179,7 @@ def test_the_error_of_x_does_not_depend_on_the_size_of_a_constant_control():
     assert torch.equal(wide.stats.steps, without.stats.steps)
 
 
+@pytest.mark.slow
 @every_gradient
 @pytest.mark.parametrize("backward", [True, False])
 def test_memory_is_freed_with_the_solution_without_a_garbage_collection(gradient, backward):

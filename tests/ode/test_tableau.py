@@ -214,6 +214,7 @@ def test_the_error_follows_the_tolerance(name, system):
         assert float((sol.xs - exactly(exact, ts, x0)).abs().max()) < 300 * tolerance
 
 
+@pytest.mark.slow
 @every_adaptive
 def test_the_number_of_steps_grows_with_the_tolerance_as_the_order_of_the_error_says(name):
     order = METHODS[name].error_order + 1
