@@ -155,22 +155,9 @@ def _part(a, columns, slots, turn, x, scale, degree, lane, live, K: tl.constexpr
 
 @jit
 def _forward(
-    a,
-    columns,
-    x,
-    y,
-    states,
-    slots,
-    plan,
-    table,
-    reach,
-    most,
-    TABLE: tl.constexpr,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    KEPT: tl.constexpr,
-):
+    a, columns, x, y, states, slots, plan, table, reach, most,
+    TABLE: tl.constexpr, M: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr,
+):  # fmt: skip
     sample = tl.cast(tl.program_id(0), tl.int64)
     lane = tl.arange(0, BLOCK)
     live = lane < M
@@ -210,24 +197,9 @@ def _forward(
 
 @jit
 def _backward(
-    a,
-    columns,
-    places,
-    starts,
-    states,
-    plan,
-    grad,
-    a_grad,
-    x_grad,
-    ys,
-    zs,
-    slots,
-    M: tl.constexpr,
-    K: tl.constexpr,
-    BLOCK: tl.constexpr,
-    KEPT: tl.constexpr,
-    DEGREES: tl.constexpr,
-):
+    a, columns, places, starts, states, plan, grad, a_grad, x_grad, ys, zs, slots,
+    M: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr, KEPT: tl.constexpr, DEGREES: tl.constexpr,
+):  # fmt: skip
     sample = tl.cast(tl.program_id(0), tl.int64)
     lane = tl.arange(0, BLOCK)
     live = lane < M

@@ -114,16 +114,10 @@ def _launch(
 
 @jit
 def _lay(
-    x,
-    laid,
-    CHANNELS: tl.constexpr,
-    WHOLE: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SIDE: tl.constexpr,
-    PLACES: tl.constexpr,
-    INNER: tl.constexpr,
-) -> None:
+    x, laid,
+    CHANNELS: tl.constexpr, WHOLE: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr,
+    PLACES: tl.constexpr, INNER: tl.constexpr,
+) -> None:  # fmt: skip
     WIDE: tl.constexpr = WIDTH + SIDE - 1
     PLANE: tl.constexpr = (HEIGHT + SIDE - 1) * WIDE
     TILES: tl.constexpr = (PLANE + PLACES - 1) // PLACES
@@ -144,19 +138,10 @@ def _lay(
 
 @jit
 def _convolve(
-    x,
-    w,
-    y,
-    CHANNELS: tl.constexpr,
-    FILTERS: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SIDE: tl.constexpr,
-    OUTS: tl.constexpr,
-    PIXELS: tl.constexpr,
-    INNER: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    x, w, y,
+    CHANNELS: tl.constexpr, FILTERS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr,
+    OUTS: tl.constexpr, PIXELS: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     WIDE: tl.constexpr = WIDTH + SIDE - 1
     ROW: tl.constexpr = SIDE * CHANNELS
     STEPS: tl.constexpr = (ROW + INNER - 1) // INNER
@@ -185,19 +170,10 @@ def _convolve(
 
 @jit
 def _correlate(
-    x,
-    y,
-    w,
-    CHANNELS: tl.constexpr,
-    FILTERS: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    SIDE: tl.constexpr,
-    OUTS: tl.constexpr,
-    ROWS: tl.constexpr,
-    INNER: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    x, y, w,
+    CHANNELS: tl.constexpr, FILTERS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, SIDE: tl.constexpr,
+    OUTS: tl.constexpr, ROWS: tl.constexpr, INNER: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     PIXELS: tl.constexpr = HEIGHT * WIDTH
     TAPS: tl.constexpr = SIDE * SIDE
     TILES: tl.constexpr = TAPS * ((CHANNELS + ROWS - 1) // ROWS)

@@ -199,17 +199,10 @@ def _seen(i, j, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, TAPS: tl.constexpr):
 
 @jit
 def _nine(
-    laid,
-    kernels,
-    pixel,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    PIXELS: tl.constexpr,
-    INNER: tl.constexpr,
-    BACK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    laid, kernels, pixel,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+    PIXELS: tl.constexpr, INNER: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Return the 3x3 convolution at some pixels, or with BACK its transpose, for gradients: [PIXELS, CHANNELS]."""
     WIDE: tl.constexpr = WIDTH + 2
     PIECES: tl.constexpr = CHANNELS // INNER
@@ -232,15 +225,10 @@ def _nine(
 
 @jit
 def _arrange(
-    w2,
-    found,
-    SAMPLE: tl.constexpr,
-    ROW: tl.constexpr,
-    FILTERS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    NUMBERS: tl.constexpr,
-    TURNED: tl.constexpr,
-) -> None:
+    w2, found,
+    SAMPLE: tl.constexpr, ROW: tl.constexpr,
+    FILTERS: tl.constexpr, CHANNELS: tl.constexpr, NUMBERS: tl.constexpr, TURNED: tl.constexpr,
+) -> None:  # fmt: skip
     WHOLE: tl.constexpr = 9 * CHANNELS * CHANNELS
     BLOCKS: tl.constexpr = (WHOLE + NUMBERS - 1) // NUMBERS
     program = tl.program_id(0)
@@ -260,23 +248,11 @@ def _arrange(
 
 @jit
 def _first(
-    x,
-    w1,
-    b1,
-    laid,
-    planes,
-    W1: tl.constexpr,
-    B1: tl.constexpr,
-    IN: tl.constexpr,
-    FILTERS: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    INS: tl.constexpr,
-    PLACES: tl.constexpr,
-    AGAIN: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    x, w1, b1, laid, planes,
+    W1: tl.constexpr, B1: tl.constexpr,
+    IN: tl.constexpr, FILTERS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+    INS: tl.constexpr, PLACES: tl.constexpr, AGAIN: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     WIDE: tl.constexpr = WIDTH + 2
     PLANE: tl.constexpr = (HEIGHT + 2) * WIDE
     TILES: tl.constexpr = (PLANE + PLACES - 1) // PLACES
@@ -307,32 +283,12 @@ def _first(
 
 @jit
 def _second(
-    laid,
-    kernels,
-    b2,
-    w3,
-    b3,
-    rim,
-    h2,
-    y,
-    W2: tl.constexpr,
-    B2: tl.constexpr,
-    W3: tl.constexpr,
-    B3: tl.constexpr,
-    RIM: tl.constexpr,
-    FILTERS: tl.constexpr,
-    OUT: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    OUTS: tl.constexpr,
-    TAPS: tl.constexpr,
-    PIXELS: tl.constexpr,
-    INNER: tl.constexpr,
-    KEEP: tl.constexpr,
-    TIME: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    laid, kernels, b2, w3, b3, rim, h2, y,
+    W2: tl.constexpr, B2: tl.constexpr, W3: tl.constexpr, B3: tl.constexpr, RIM: tl.constexpr,
+    FILTERS: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+    OUTS: tl.constexpr, TAPS: tl.constexpr, PIXELS: tl.constexpr, INNER: tl.constexpr,
+    KEEP: tl.constexpr, TIME: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     PLANE: tl.constexpr = HEIGHT * WIDTH
     TILES: tl.constexpr = (PLANE + PIXELS - 1) // PIXELS
     program = tl.program_id(0)
@@ -365,27 +321,12 @@ def _second(
 
 @jit
 def _back(
-    grad,
-    w3,
-    h2,
-    slope,
-    planes,
-    w3_grad,
-    b3_grad,
-    b2_grad,
-    rim_grad,
+    grad, w3, h2, slope, planes, w3_grad, b3_grad, b2_grad, rim_grad,
     W3: tl.constexpr,
-    FILTERS: tl.constexpr,
-    OUT: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    OUTS: tl.constexpr,
-    PLACES: tl.constexpr,
-    TIME: tl.constexpr,
-    AGAIN: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    FILTERS: tl.constexpr, OUT: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+    OUTS: tl.constexpr, PLACES: tl.constexpr,
+    TIME: tl.constexpr, AGAIN: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     WIDE: tl.constexpr = WIDTH + 2
     PLANE: tl.constexpr = (HEIGHT + 2) * WIDE
     sample = tl.program_id(0).to(tl.int64)
@@ -436,26 +377,12 @@ def _back(
 
 @jit
 def _front(
-    slope,
-    laid,
-    kernels,
-    w1,
-    x,
-    x_grad,
-    parts,
-    W2: tl.constexpr,
-    W1: tl.constexpr,
-    IN: tl.constexpr,
-    FILTERS: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    INS: tl.constexpr,
-    PIXELS: tl.constexpr,
-    INNER: tl.constexpr,
-    TURNED: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    slope, laid, kernels, w1, x, x_grad, parts,
+    W2: tl.constexpr, W1: tl.constexpr,
+    IN: tl.constexpr, FILTERS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+    INS: tl.constexpr, PIXELS: tl.constexpr, INNER: tl.constexpr,
+    TURNED: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     WIDE: tl.constexpr = WIDTH + 2
     PLANE: tl.constexpr = HEIGHT * WIDTH
     TILES: tl.constexpr = (PLANE + PIXELS - 1) // PIXELS
@@ -490,15 +417,9 @@ def _front(
 
 @jit
 def _join(
-    parts,
-    w1_grad,
-    b1_grad,
-    TILES: tl.constexpr,
-    IN: tl.constexpr,
-    FILTERS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    INS: tl.constexpr,
-) -> None:
+    parts, w1_grad, b1_grad,
+    TILES: tl.constexpr, IN: tl.constexpr, FILTERS: tl.constexpr, CHANNELS: tl.constexpr, INS: tl.constexpr,
+) -> None:  # fmt: skip
     sample = tl.program_id(0).to(tl.int64)
     channel, c = tl.arange(0, CHANNELS), tl.arange(0, INS)
     parts += sample * (TILES * CHANNELS * INS)
@@ -514,20 +435,10 @@ def _join(
 
 @jit
 def _taps(
-    slope,
-    laid,
-    w2_grad,
-    batch,
-    GROUP: tl.constexpr,
-    FILTERS: tl.constexpr,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    ROWS: tl.constexpr,
-    INNER: tl.constexpr,
-    LAST: tl.constexpr,
-    PRECISION: tl.constexpr,
-) -> None:
+    slope, laid, w2_grad, batch,
+    GROUP: tl.constexpr, FILTERS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr, CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr, INNER: tl.constexpr, LAST: tl.constexpr, PRECISION: tl.constexpr,
+) -> None:  # fmt: skip
     WIDE: tl.constexpr = WIDTH + 2
     PLANE: tl.constexpr = (HEIGHT + 2) * WIDE
     WHOLE: tl.constexpr = PLANE * (CHANNELS if LAST else FILTERS)
@@ -565,16 +476,10 @@ def _taps(
 
 @jit
 def _tile(
-    image,
-    place,
-    live,
-    channel,
-    PLANE: tl.constexpr,
-    FILTERS: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    DOWN: tl.constexpr,
-    LAST: tl.constexpr,
-):
+    image, place, live, channel,
+    PLANE: tl.constexpr, FILTERS: tl.constexpr, CHANNELS: tl.constexpr,
+    DOWN: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
     """Load places by channels of an image whose channels are LAST or first. With DOWN, rows of the tile are places."""
     if LAST:
         if DOWN:
