@@ -154,3 +154,8 @@ def test_a_gpu_gives_what_a_cpu_gives_with_wide_kernels_that_all_share(filters):
     block = ncode.dynamics.ConvBlock(13, filters, (), time=True).double()
     t, x = torch.rand(4, dtype=torch.float64), torch.randn(4, 13, 8, 8, dtype=torch.float64)
     torch.testing.assert_close(block.cuda()(t.cuda(), x.cuda(), {}).cpu(), block.cpu()(t, x, {}))
+
+
+def test_parameters_have_the_order_in_which_checkpoints_store_the_state_of_an_optimiser():
+    names = [name.removeprefix("weights.learned.") for name, _ in ncode.dynamics.ConvBlock(3, 4, ()).named_parameters()]
+    assert names == ["conv_in", "conv_in_bias", "conv_out", "conv_out_bias", "conv_3x3", "conv_3x3_bias"]

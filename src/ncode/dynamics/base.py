@@ -112,7 +112,9 @@ class Weights(nn.Module):
             raise InputError(f"controlled names a weight twice: {names}")
         self.control_shapes = {name: shape for name, shape in shapes.items() if name in names}
         values = default_initial(shapes)
-        self.learned = nn.ParameterDict({name: nn.Parameter(values[name]) for name in shapes if name not in names})
+        # Optimisers store their state by position: this order, 3x3 kernels last, is that of checkpoints written before.
+        learned = sorted((name for name in shapes if name not in names), key=lambda name: ("3x3" in name, name))
+        self.learned = nn.ParameterDict([(name, nn.Parameter(values[name])) for name in learned])
         accept_old_names(self)
 
     def forward(self, theta: Theta) -> dict[str, Tensor]:
