@@ -94,10 +94,7 @@ def test_torch_compile_leaves_exact_flows_as_they_are():
     torch.testing.assert_close(torch.compile(block)(x), block(x))
 
 
-@pytest.mark.slow
-def test_a_block_whose_solver_compiles_knows_its_graphs_again():
-    from ncode.ode.backends.inductor import _compiled
-
+def test_a_block_whose_solver_compiles_knows_its_graphs_again(traced):
     block, x = block_of("closed-loop N-CODE", compile=True), torch.randn(3, 2)
     plain = block.solve(x, compile=False).x
     known = []
@@ -105,8 +102,8 @@ def test_a_block_whose_solver_compiles_knows_its_graphs_again():
         y = block(x)
         y.sum().backward()
         torch.testing.assert_close(y, plain, atol=1e-6, rtol=1e-5)
-        known.append(len(_compiled))
-    assert known[0] == known[1] == known[2]
+        known.append(len(traced))
+    assert known[0] == known[1] == known[2] > 0
 
 
 @pytest.mark.parametrize("name", FAMILY)

@@ -13,27 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import ncode
-from ncode.ode.backends import graph, inductor
+from ncode.ode.backends import graph
 
 from .systems import DOUBLE, Everything, close, decay, double, explode, gradients
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """Run graphs without compiling them; a list with an entry for every graph that would have been compiled."""
-    graphs = []
-
-    def keep(graph, inputs, *args, **kwargs):
-        graphs.append(graph)
-        return graph
-
-    import torch._inductor
-
-    monkeypatch.setattr(torch._inductor, "compile", keep)
-    monkeypatch.setattr(inductor, "_compiled", type(inductor._compiled)())
-    return graphs
 
 
 def both(solve, inputs, loss):
