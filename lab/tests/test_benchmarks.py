@@ -3,6 +3,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from ncode_lab.experiments.classification.models import ClassifierSettings, build_classifier
 
@@ -21,6 +22,7 @@ def test_the_classifier_of_the_solver_s_benchmark_is_that_of_the_experiment(monk
         assert torch.equal(value, ours.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_fits_of_mixtures_are_timed_until_they_converge_and_at_their_longest(tmp_path):
     path = tmp_path / "mixture.json"
     arguments = ["--codes", "200", "--dimensions", "4", "--components", "3", "--device", "cpu", "--json", str(path)]
@@ -36,6 +38,7 @@ def test_fits_of_mixtures_are_timed_until_they_converge_and_at_their_longest(tmp
     assert record["environment"]["versions"]["torch"]
 
 
+@pytest.mark.slow
 def test_a_step_of_an_autoencoder_is_timed_with_its_flow_and_without_data(tmp_path):
     path = tmp_path / "autoencoder.json"
     arguments = ["--device", "cpu", "--models", "auton-code", "ae", "--width", "0.05", "--batch", "4", "--steps", "2"]

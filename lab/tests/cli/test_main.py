@@ -63,12 +63,14 @@ def test_a_missing_extra_is_named_with_what_to_install(monkeypatch, capsys, tmp_
     assert "`ncode sweep` needs the package submitit: pip install 'ncode-lab[sweep]'\n" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_line_starts_the_same_program():
     run = subprocess.run([sys.executable, "-m", "ncode_lab.cli", "list"], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.startswith("reflection")
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_ends_the_command_without_a_message():
     command_line = [sys.executable, "-m", "ncode_lab.cli", "list"]
     with subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as command:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -37,6 +38,7 @@ def weights(out):
     return load_file(last / "weights.safetensors")
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_ends_with_the_same_bits(tmp_path):
     words = ["--smoke", "--steps", "60", "--save-every", "3", *WORDS]
     run(*words, "--out", str(tmp_path / "whole"), "--quiet")
@@ -54,6 +56,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bits(tmp_path):
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+@pytest.mark.slow
 def test_two_devices_give_the_result_of_one_and_talk_once(tmp_path):
     words = ["--smoke", "--steps", "4", *WORDS]
     run(*words, "--out", str(tmp_path / "one"))

@@ -15,6 +15,7 @@ def runs(tmp_path_factory):
     return out
 
 
+@pytest.mark.slow
 def test_report_writes_one_page_with_the_figure_and_the_table(runs, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert main(["report", str(runs), "--out", str(page)]) == 0
@@ -89,6 +90,7 @@ def test_a_misspelt_shell_gets_the_nearest(capsys):
     assert 'did you mean "bash"?' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_the_path_of_its_page(tmp_path, capsys):
     assert main(["demo", "--smoke", "--quiet", "--out", str(tmp_path)]) == 0
     page = capsys.readouterr().out.strip().splitlines()[-1]
@@ -97,6 +99,7 @@ def test_the_demo_ends_with_the_path_of_its_page(tmp_path, capsys):
     assert all(f">{title}: " in text for title in ("Reflection", "Annuli", "Memory"))
 
 
+@pytest.mark.slow
 def test_report_draws_what_results_alone_can_show_and_knows_their_experiment(tmp_path):
     out = tmp_path / "runs"
     main(["run", "memory", *FAST, "--out", str(out), "--models", "ncode"])

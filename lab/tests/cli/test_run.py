@@ -21,6 +21,7 @@ def record(folder):
     return json.loads((folder / "run.json").read_text())
 
 
+@pytest.mark.slow
 def test_a_run_leaves_settings_results_figures_and_a_summary(tmp_path, capsys):
     assert run("reflection", *FAST, "--out", str(tmp_path), "--steps", "4", "--models", "node", "open-loop") == 0
     assert capsys.readouterr().out == ""
@@ -51,6 +52,7 @@ def test_seeds_are_counted_from_the_first(tmp_path):
     assert names == {"node-reflection-seed-5", "node-reflection-seed-6"}
 
 
+@pytest.mark.slow
 def test_two_runs_never_share_a_folder(tmp_path):
     for _ in range(2):
         run("reflection", *FAST, "--out", str(tmp_path), "--models", "node")
@@ -125,6 +127,7 @@ def unfinish(folder, trial):
     (folder / "trials" / trial / "result.json").unlink()
 
 
+@pytest.mark.slow
 def test_resume_takes_the_settings_of_the_run_and_does_only_what_is_left(tmp_path):
     run("reflection", *FAST, "--out", str(tmp_path), "--steps", "4", "--models", "node", "open-loop")
     folder = the_run(tmp_path)

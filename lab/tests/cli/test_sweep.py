@@ -15,6 +15,7 @@ def rows(text):
     return [line.split() for line in text.splitlines()[1:] if line.strip() and not line.startswith("/")]
 
 
+@pytest.mark.slow
 def test_a_sweep_ranks_every_point_of_its_grid(tmp_path, capsys):
     assert sweep("--grid", "models=node", "lr=0.1,0.001", "hidden=4,8", "--out", str(tmp_path)) == 0
     table = rows(capsys.readouterr().out)
@@ -23,6 +24,7 @@ def test_a_sweep_ranks_every_point_of_its_grid(tmp_path, capsys):
     assert values == sorted(values)
 
 
+@pytest.mark.slow
 def test_a_sweep_said_again_runs_nothing_twice(tmp_path, capsys):
     words = ("--grid", "models=node", "hidden=4,8", "--out", str(tmp_path))
     sweep(*words)
@@ -33,6 +35,7 @@ def test_a_sweep_said_again_runs_nothing_twice(tmp_path, capsys):
     assert sorted(tmp_path.rglob("run.json")) == runs
 
 
+@pytest.mark.slow
 def test_a_point_that_crashes_does_not_end_the_sweep_and_is_tried_again(tmp_path, capsys, monkeypatch):
     words = ("--grid", "models=node", "hidden=4,5,6", "--out", str(tmp_path))
     whole = Reflection.run
@@ -52,6 +55,7 @@ def test_a_point_that_crashes_does_not_end_the_sweep_and_is_tried_again(tmp_path
     assert "failed" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_as_jobs_of_submitit_too(tmp_path, capsys):
     words = ("--grid", "models=node", "hidden=4,8", "--out", str(tmp_path), "--cluster", "local", "--workers", "2")
     assert sweep(*words) == 0
@@ -83,6 +87,7 @@ def test_a_metric_that_the_experiment_has_not_is_named(tmp_path, capsys):
     assert 'did you mean "error"' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", [("--metric", "nfe"), ("--seed", "1"), ("--seeds", "2")])
 def test_a_number_of_another_question_is_not_taken_for_an_answer(other, tmp_path, capsys):
     words = ("--grid", "models=node", "hidden=4", "--out", str(tmp_path))

@@ -77,6 +77,7 @@ def test_an_interrupted_download_is_resumed_by_the_next_call(server, tmp_path):
     assert only(tmp_path) == ["data.bin"]
 
 
+@pytest.mark.slow
 def test_a_killed_download_is_resumed_by_the_next_process(server, tmp_path):
     script = (
         "import os, sys; from ncode_lab.data.download import fetch\n"

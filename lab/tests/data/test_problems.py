@@ -160,6 +160,7 @@ def test_without_damping_an_oscillation_is_a_cosine():
     torch.testing.assert_close(x[0], torch.stack([1.5 * t.cos(), -1.5 * t.sin()], 1), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("mu", "period"), [(1.0, 6.6632868593), (5.0, 11.6122306678)])
 def test_the_period_of_the_limit_cycle_is_the_known_one(mu, period):
     _, x, _ = oscillation([0.0, 20.0, 20.0 + period / 2, 20.0 + period], mu=mu, dtype=torch.float64)

@@ -37,6 +37,7 @@ def pictures(n=2, side=32):
     return torch.randint(256, (n, 3, side, side), dtype=torch.uint8)
 
 
+@pytest.mark.slow
 def test_weights_of_a_file_give_2048_features_that_repeat(file):
     network, images = load_inception(file), pictures(3)
     features = network(images)
@@ -46,6 +47,7 @@ def test_weights_of_a_file_give_2048_features_that_repeat(file):
     torch.testing.assert_close(load_inception(file)(images[1:2]), features[1:2])
 
 
+@pytest.mark.slow
 def test_a_file_with_gains_and_a_last_layer_in_full_precision_is_the_same_network(weights, file, tmp_path):
     full = {name: value.float() for name, value in weights.items()}
     full |= {
@@ -68,6 +70,7 @@ def test_loading_leaves_the_stream_of_random_numbers_alone(file):
     assert torch.equal(drawn, torch.rand(3))
 
 
+@pytest.mark.slow
 def test_the_network_learns_nothing_and_ignores_what_a_training_loop_sets():
     network, images = Inception(), pictures()
     expected = network(images)
@@ -170,6 +173,7 @@ def test_files_that_hold_no_tensors_get_a_sentence(tmp_path):
         load_inception(tmp_path / "list.pth")
 
 
+@pytest.mark.slow
 def test_weights_of_another_network_get_a_sentence(weights, tmp_path):
     name = "Mixed_7c.branch_pool.conv.weight"
     wrong = {

@@ -94,6 +94,7 @@ def test_the_likelihood_of_the_codes_never_falls_without_a_ridge(seed, component
     assert history.diff().min() >= -rounding(codes, mixture)
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10_000),
     components=st.integers(1, 6),

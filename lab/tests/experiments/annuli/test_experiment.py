@@ -44,6 +44,7 @@ def train(task: Separate, steps: int) -> None:
         optimiser.step()
 
 
+@pytest.mark.slow
 def test_the_smoke_form_runs_and_draws_every_figure(tmp_path):
     finished = [finish(SMOKE, trial, tmp_path) for trial in SMOKE.trials([0])]
     for done in finished:
@@ -120,6 +121,7 @@ def test_a_node_with_a_point_of_the_disc_on_the_right_side_has_part_of_the_circl
     assert circle_error(model, 2000) > 0
 
 
+@pytest.mark.slow
 def test_open_loop_control_gets_every_held_out_point_right_where_a_node_does_not():
     form = replace(Annuli.preset("quick"), batch=128, lr=0.01, held_out=600)
     found = {}
@@ -144,6 +146,7 @@ def test_accuracy_counts_both_classes():
     assert circle_error(model) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_the_fields_drawn_are_those_that_move_the_points(model):
     torch.manual_seed(0)

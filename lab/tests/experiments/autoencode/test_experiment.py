@@ -40,6 +40,7 @@ def result(finished):
     return json.loads(next(finished.glob("trials/auton-code*/result.json")).read_text())
 
 
+@pytest.mark.slow
 def test_a_run_leaves_figures_and_errors_beside_those_of_principal_components(finished, result):
     assert {path.stem for path in (finished / "figures").glob("*.png")} == {"reconstructions", "orbit", "training"}
     metrics = result["metrics"]
@@ -114,6 +115,7 @@ def test_without_weights_of_the_fid_network_another_score_is_taken_and_named(tmp
     assert not any("fid" in column.metric for column in experiment.columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_makes_the_error_of_every_model_small(kind):
     torch.manual_seed(0)

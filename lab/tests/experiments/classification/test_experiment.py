@@ -44,6 +44,7 @@ def as_set(images: Images) -> set[bytes]:
     return {image.numpy().tobytes() for image in images.images}
 
 
+@pytest.mark.slow
 def test_the_smoke_form_runs_and_draws(tmp_path):
     finished = []
     for trial in SMOKE.trials([0, 1]):
@@ -126,6 +127,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 def test_a_label_names_just_what_changes_a_model_or_its_loss(drawn):
     batch = tuple(part[:4] for part in task_for(drawn).batch(0, torch.Generator()))
     models = ("node", "anode", "anode-wide", "data-control", "ncode", "ncode-net", "static-net")
@@ -225,6 +227,7 @@ def test_running_costs_add_to_the_loss(drawn):
     assert kinetic > plain
 
 
+@pytest.mark.slow
 def test_a_model_learns_digits_that_are_drawn(tmp_path):
     settings = replace(SMOKE, models=("ncode",), images=1000, epochs=4, lr=5e-3, regime="modern")
     (trial,) = settings.trials([0])
@@ -234,6 +237,7 @@ def test_a_model_learns_digits_that_are_drawn(tmp_path):
     assert metrics["loss"] < context.curves()["train loss"][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [0, 7])
 def test_kept_weights_give_the_reported_accuracy_of_as_many_test_images_as_asked_for(count, tmp_path):
     settings = replace(SMOKE, models=("ncode",), solver="dopri5", test_images=count)

@@ -138,6 +138,7 @@ def test_a_sample_that_fails_is_marked_and_leaves_the_others_alone():
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_a_saved_classifier_gives_the_same_answers(name, tmp_path):
     model = small(name, gamma="conv-pool", dropout=0.5, shrink=2 if not name.endswith(("net", "wide")) else 1)
@@ -240,6 +241,7 @@ def test_the_static_network_is_the_adaptive_one_without_its_trunks():
     assert shared == {name for name, _ in static.named_parameters() if ".controller." not in name}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "ncode-closed"])
 def test_a_step_with_fixed_steps_can_be_recorded_for_it_looks_at_no_value(name, monkeypatch):
     # Tensors without values stand for a GPU that records: whoever asks for one fails.

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 import ncode
 
 
+@pytest.mark.slow
 def test_clusters_of_codes_and_of_pixels_are_compared_with_labels(options, source, results):
     folder = run(Cluster(**{**Cluster.presets["smoke"], "source": str(source)}), "smoke", options)
     found = results(folder)

@@ -25,6 +25,7 @@ def finished(options, source):
     return run(smoke(source=str(source), models=("vae", "auton-code", "ae")), "smoke", options)
 
 
+@pytest.mark.slow
 def test_every_density_is_scored_under_both_protocols_beside_the_floor(finished, results):
     metrics = results(finished)["vae"]["metrics"]
     wanted = {f"distance {protocol} {which}" for protocol in ("paper", "honest") for which in (2, 8, "width 0.1")}
@@ -176,6 +177,7 @@ def test_test_images_are_looked_at_once_for_all_models_of_a_run(source, tmp_path
     assert len(scored) == 1
 
 
+@pytest.mark.slow
 def test_models_are_taken_from_a_source_whatever_their_results_are_called(options, tmp_path):
     settings = {**Autoencode.presets["smoke"], "models": ("auton-code",), "gain": 2.0, "test_images": 50}
     strong = run(Autoencode(**settings), "smoke", options)
@@ -212,6 +214,7 @@ def test_controls_can_be_sampled_in_place_of_codes(source, tmp_path, results):
     assert ends[0]["distance paper 2"] != ends[1]["distance paper 2"]
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_the_units_of_a_models_codes(tmp_path, monkeypatch, results):
     options = RunOptions(out=tmp_path, device="cpu", quiet=True)
     source = run(Autoencode(**{**Autoencode.presets["smoke"], "models": ("ae",)}), "smoke", options)

@@ -69,6 +69,7 @@ def test_all_models_of_a_seed_are_judged_by_the_same_fresh_episodes():
     assert errors == [0.5, 0.5, 0.5]
 
 
+@pytest.mark.slow
 def test_a_few_hundred_episodes_teach_plastic_weights_to_remember(tmp_path):
     memory = Memory(models=("ncode",), n=(60,), patterns=(2,), degradation=(0.5,), episodes=400)
     folder = run(memory, "quick", RunOptions(out=tmp_path, device="cpu", quiet=True))
@@ -78,6 +79,7 @@ def test_a_few_hundred_episodes_teach_plastic_weights_to_remember(tmp_path):
     assert result["parameters"] == 2 * 60**2
 
 
+@pytest.mark.slow
 def test_a_smoke_run_draws_an_episode_and_the_curves_of_all_models(tmp_path):
     memory = replace(Memory.preset("smoke"), patterns=(2, 3))
     folder = run(memory, "smoke", RunOptions(out=tmp_path, device="cpu", quiet=True, seeds=2))
@@ -87,6 +89,7 @@ def test_a_smoke_run_draws_an_episode_and_the_curves_of_all_models(tmp_path):
     assert {line["kind"] for line in lines} == {"train", "evaluation"}
 
 
+@pytest.mark.slow
 def test_curves_of_several_runs_are_drawn_together_from_their_result_files_alone(tmp_path):
     tiny = replace(Memory.preset("smoke"), models=("ncode", "ode-rnn"))
     for patterns, batch in (((2,), 4), ((3,), 2)):

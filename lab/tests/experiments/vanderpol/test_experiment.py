@@ -57,6 +57,7 @@ def test_figures_are_drawn_of_what_is_done(tmp_path):
     assert [picture.name for picture in SMOKE.figures([alone])] == ["oscillations"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu", [0.3, 1.0, 5.0])
 def test_with_the_true_mu_a_dynamic_control_is_the_oscillator(mu):
     # The paper's equivalence of the second-order equation and the planar system.
@@ -79,6 +80,7 @@ def test_whatever_it_learns_a_constant_control_cannot_turn_back(mu, theta):
     assert bool((steps > 0).all() or (steps < 0).all())
 
 
+@pytest.mark.slow
 def test_mu_is_found_and_the_oscillation_goes_on_as_it_should():
     form = VanDerPol(fitted=6.0, steps=40, points=20)
     task = FitOscillation(form, Trial("dynamic", "mu=2", 0, {"mu": 2.0}))
