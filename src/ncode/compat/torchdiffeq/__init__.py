@@ -18,10 +18,9 @@ Change `from torchdiffeq import odeint` to `from ncode.compat.torchdiffeq import
 What is not available here (multistep, implicit and SciPy methods, `norm`, callbacks, ...) raises `ncode.InputError`,
 whose message names the nearest alternative; a failed solve raises `ncode.SolveError`.
 
-    api.py       the three functions
-    options.py   torchdiffeq's methods and options, translated
-    system.py    one system as a batch of one
-    events.py    finding an event, and the gradient of its time
+    api.py      the three functions
+    system.py   torchdiffeq's methods, options and states, translated
+    events.py   finding an event, and the gradient of its time
 """
 
 from .api import odeint, odeint_adjoint, odeint_event

@@ -11,14 +11,20 @@ from torch import Tensor
 
 from ...errors import InputError
 from .events import attach_time_gradient, crossing_function, find_event
-from .options import Options, adjoint_tolerance, check_adjoint
-from .system import Func, Leaves, State, System, final_leaves, saved_leaves
-
-FIRST_ONLY = (
-    "second derivatives (create_graph=True) of a solve whose gradient has first derivatives only: use odeint with"
-    ' options={"gradient": "autograd"}'
+from .system import (
+    Func,
+    Leaves,
+    State,
+    System,
+    adjoint_tolerance,
+    check_adjoint,
+    final_leaves,
+    make_system,
+    saved_leaves,
 )
-FIRST_ONLY_EVENT = "second derivatives (create_graph=True) of an event: odeint_event has first derivatives only"
+
+FIRST_ONLY = "this gradient has first derivatives only (create_graph=False)"
+AUTOGRAD = 'for second ones, use odeint with options={"gradient": "autograd"}'
 
 
 def odeint(
@@ -45,19 +51,19 @@ def odeint(
             rk4. Default step: from each time of t to the next.
         options: For all: `max_num_steps`; `gradient`, "discrete" (default) or "autograd" (has second derivatives, needs
             more memory). Adaptive: `safety`, `ifactor`, `dfactor`. Fixed: `step_size` or `grid_constructor`.
-        event_fn: event_fn(t, y) -> a tensor. The solve ends where any of its values first changes sign. t must have
-            two times, of which only the first and the direction matter.
+        event_fn: event_fn(t, y) -> a tensor. The solve ends where any of its values first changes sign; of t, which
+            must have two times, only the first and the direction matter.
 
     Returns:
-        y at the times of t, (T, *y0.shape), the first of them y0 itself; a tuple of these if y0 is a tuple. With
-        event_fn, the event's time, without a gradient (`odeint_event` has one), and y at t[0] and at that time.
+        y at the times of t, (T, *y0.shape), a tuple of these if y0 is a tuple. With event_fn, the event's time, without
+        a gradient (`odeint_event` has one), and y at t[0] and at that time.
 
     >>> import math, torch
     >>> y = odeint(lambda t, y: -y, torch.ones(3, dtype=torch.float64), torch.tensor([0.0, 0.5, 1.0]))
     >>> y.shape, bool((y[-1] - math.exp(-1)).abs().max() < 1e-6)
     (torch.Size([3, 3]), True)
     """
-    return _odeint(func, y0, t, Options.read(method, rtol, atol, options), event_fn)
+    return _odeint(*make_system(func, y0, method, rtol, atol, options), t, event_fn)
 
 
 def odeint_adjoint(
@@ -81,12 +87,11 @@ def odeint_adjoint(
     The gradient is only as exact as that solve. `odeint` has an exact one, and keeps one state per step.
 
     Args:
-        func, y0, t, rtol, atol, method, options, event_fn: As in `odeint`. func need not be a module.
+        func, y0, t, rtol, atol, method, options, event_fn: As in `odeint`.
         adjoint_rtol, adjoint_atol: The tighter of these and of rtol, atol is used in both directions.
         adjoint_method, adjoint_options: Those of the forward solve, or None; "norm" may be "seminorm", which is
             always used.
-        adjoint_params: Not needed, and no restriction: gradients reach every tensor that func uses and that requires
-            one. To exclude a tensor, use `requires_grad_(False)`.
+        adjoint_params: Not needed: gradients reach every tensor that func uses and that requires one.
 
     >>> import torch
     >>> a = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
@@ -102,9 +107,9 @@ def odeint_adjoint(
                 " parameters are found automatically"
             )
     rtol, atol = adjoint_tolerance("rtol", rtol, adjoint_rtol), adjoint_tolerance("atol", atol, adjoint_atol)
-    translated = Options.read(method, rtol, atol, options, "adjoint")
+    system, leaves = make_system(func, y0, method, rtol, atol, options, "adjoint")
     check_adjoint(method, options, adjoint_method, adjoint_options)
-    return _odeint(func, y0, t, translated, event_fn)
+    return _odeint(system, leaves, t, event_fn)
 
 
 def odeint_event(
@@ -131,59 +136,52 @@ def odeint_event(
         kwargs: Further arguments for odeint_interface.
 
     >>> import torch
-    >>> def fall(t, y):
-    ...     return torch.stack([y[1], y[1] * 0 - 9.81])
-    >>> height = torch.tensor(10.0, dtype=torch.float64, requires_grad=True)
-    >>> y0 = torch.stack([height, torch.zeros_like(height)])
-    >>> t, y = odeint_event(fall, y0, torch.tensor(0.0, dtype=torch.float64), event_fn=lambda t, y: y[0])
-    >>> f"{t:.4f}"
-    '1.4278'
-    >>> (slope,) = torch.autograd.grad(t, height)  # of t = sqrt(2 height / g)
-    >>> bool((slope - t / (2 * height)).abs() < 1e-6)
-    True
+    >>> y0 = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    >>> t, y = odeint_event(lambda t, y: -y, y0, torch.zeros(1).double(), event_fn=lambda t, y: y - 1.0)
+    >>> (slope,) = torch.autograd.grad(t, y0)  # of t = log(y0)
+    >>> f"{t:.4f}, {slope.item():.4f}"
+    '0.6931, 0.5000'
     """
     if not isinstance(t0, Tensor) or t0.numel() != 1 or not t0.is_floating_point():
         raise InputError(f"t0 must be a floating tensor with one element; given {t0!r}")
     t0 = t0.reshape(())
     away = t0.detach() + (-1.0 if reverse_time else 1.0)
     event_t, solution = odeint_interface(func, y0, torch.stack([t0, away]), event_fn=event_fn, **kwargs)
-    system, start = System.check(func, y0, Options.read(None, 0.0, 0.0, None))
+    system, start = make_system(func, y0, None, 0.0, 0.0, None)
     leaves: Leaves = solution if system.nested else (solution,)
     positive = crossing_function(event_fn, system, t0.detach().to(event_t.device), start)
     when, last = attach_time_gradient(system, positive, event_t.detach(), tuple(leaf[-1] for leaf in leaves))
     values = (torch.cat([leaf[:-1], new[None]]) for leaf, new in zip(leaves, last, strict=True))
-    when, *values = _forbid_double_backward(FIRST_ONLY_EVENT, (when, *values))
+    when, *values = _forbid_double_backward(FIRST_ONLY, (when, *values))
     return when, system.nest(tuple(values))
 
 
-def _odeint(func: Func, y0: Any, t: Any, options: Options, event_fn: Any) -> Any:
-    system, start = System.check(func, y0, options)
+def _odeint(system: System, y0: Leaves, t: Any, event_fn: Any) -> Any:
     _check_times(t)
-    t = t.to(start[0].device)
+    t = t.to(y0[0].device)
     if event_fn is not None:
-        when, values = _solve_until_event(system, start, t, event_fn)
-    elif options.fixed and options.step_size is None:
-        when, values = None, _solve_on_grid(system, start, t)
+        when, values = _solve_until_event(system, y0, t, event_fn)
+    elif system.fixed and system.step_size is None:
+        when, values = None, _solve_on_grid(system, y0, t)
     else:
-        when, values = None, saved_leaves(system.solve(start, *_ends(t), dt=options.step_size, save_at=t))
-    if options.gradient != "autograd":
-        values = _forbid_double_backward(FIRST_ONLY, values)
+        when, values = None, saved_leaves(system.solve(y0, *_ends(t), dt=system.step_size, save_at=t))
+    if system.arguments["gradient"] != "autograd":
+        values = _forbid_double_backward(f"{FIRST_ONLY}: {AUTOGRAD}", values)
     return system.nest(values) if when is None else (when, system.nest(values))
 
 
 def _solve_until_event(system: System, y0: Leaves, t: Tensor, event_fn: Any) -> tuple[Tensor, Leaves]:
     """Find the event, and solve again up to its time for the gradient."""
-    options = system.options
     if len(t) != 2:
         raise InputError(
             f"with event_fn, t must have two times, the start and another for the direction; given {len(t)}"
         )
-    if options.fixed and options.step_size is None:
+    if system.fixed and system.step_size is None:
         raise InputError('with event_fn, a method with fixed steps needs options={"step_size": ...}')
     positive = crossing_function(event_fn, system, t[0].detach(), y0)
     begin, away = t.detach().tolist()
     when, found = find_event(system, positive, y0, begin, away - begin)
-    solved = final_leaves(system.solve(y0, _ends(t)[0], when, dt=options.step_size))
+    solved = final_leaves(system.solve(y0, _ends(t)[0], when, dt=system.step_size))
     # The value is that of the dense solution, on which event_fn is zero to the last digit.
     last = [leaf + (value - leaf).detach() for leaf, value in zip(solved, found, strict=True)]
     values = tuple(torch.stack([first, leaf]) for first, leaf in zip(y0, last, strict=True))
@@ -192,8 +190,8 @@ def _solve_until_event(system: System, y0: Leaves, t: Tensor, event_fn: Any) -> 
 
 def _solve_on_grid(system: System, y0: Leaves, t: Tensor) -> Leaves:
     """One fixed step between every two times of a grid. Default grid: t."""
-    make = system.options.grid
-    if make is None and system.options.gradient != "adjoint" and not t.requires_grad and _is_uniform(t):
+    make = system.grid
+    if make is None and system.arguments["gradient"] != "adjoint" and not t.requires_grad and _is_uniform(t):
         begin, away = _ends(t)
         return saved_leaves(system.solve(y0, begin, away, dt=abs(away - begin) / (len(t) - 1), save_at=t))
     grid = t if make is None else _check_grid(make(system.func, system.nest(y0), t), t)
@@ -222,16 +220,12 @@ def _is_uniform(t: Tensor) -> bool:
 
 
 def _check_times(t: Any) -> None:
-    if not isinstance(t, Tensor) or not t.is_floating_point():
-        what = f"a tensor of {t.dtype}" if isinstance(t, Tensor) else type(t).__name__
-        raise InputError(f"t must be a floating tensor of times, (T,); given {what}")
-    if t.dim() != 1 or len(t) == 0:
-        raise InputError(f"t must have shape (T,), with at least one time; given {tuple(t.shape)}")
-    if not bool(t.detach().isfinite().all()):
-        raise InputError(f"t must be finite; given {t.detach().tolist()}"[:300])
+    if not isinstance(t, Tensor) or not t.is_floating_point() or t.dim() != 1 or len(t) == 0:
+        what = f"{t.dtype} of shape {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
+        raise InputError(f"t must be a floating tensor of shape (T,), with at least one time; given {what}")
     steps = t.detach().diff()
-    if not bool((steps > 0).all() or (steps < 0).all()):
-        raise InputError(f"t must be strictly increasing or decreasing; given {t.detach().tolist()}"[:300])
+    if not bool(t.detach().isfinite().all() and ((steps > 0).all() or (steps < 0).all())):
+        raise InputError(f"t must be finite and strictly increasing or decreasing; given {t.detach().tolist()}"[:300])
 
 
 def _check_grid(grid: Any, t: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def find_event(system: System, positive: Crossing, y0: Leaves, t0: float, span: 
     Solves a few steps at a time and checks the ends of steps, then bisects on the dense solution to the precision of
     time.
     """
-    device, limit, dt = y0[0].device, system.options.max_steps or MAX_STEPS, system.options.step_size
+    device, limit, dt = y0[0].device, system.max_steps or MAX_STEPS, system.step_size
     if dt is not None:
         span = math.copysign(CHUNK * dt, span)  # whole steps, so that all lie on one grid
 

@@ -1,4 +1,4 @@
-"""One system as a batch of one: torchdiffeq's states and functions in the form that `ncode.solve` takes.
+"""torchdiffeq's arguments, translated: its methods and options, and one system as a batch of one.
 
 A tensor state y becomes x of shape (1, *y.shape). A tuple becomes x and a control: its first tensor is x, and the
 others are a control driven by feedback. So nothing is copied into one long vector, and a large tensor does not hide the
@@ -7,7 +7,7 @@ error of a small one, such as the log-density of a continuous normalising flow.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,14 +16,47 @@ import torch
 from torch import Tensor
 
 from ..._torch_private import is_symbolic
+from ...checks import check_choice, check_number
 from ...errors import InputError, SolveError
-from ...ode import Solution, solve
-from .options import Options
+from ...ode import PID, Solution, solve
+from ...ode.problem import GRADIENTS
 
 Leaves = tuple[Tensor, ...]
 State = Tensor | Leaves
 Func = Callable[[Any, Any], Any]
 
+ADAPTIVE = {name: name for name in ("dopri5", "dopri8", "bosh3", "tsit5")} | {"adaptive_heun": "heun"}
+FIXED = {name: name for name in ("euler", "midpoint", "rk4")} | {"heun2": "heun"}
+
+_MULTISTEP = 'ncode has one-step methods only: use "dopri5", or "rk4" with a step_size'
+_IMPLICIT = 'ncode has explicit methods only: use "dopri5" unless the system is stiff'
+NO_METHOD = {
+    "heun3": 'use "rk4", or ncode.solve(..., method="bosh3", dt=...), which is of order 3 too',
+    "fehlberg2": 'use "adaptive_heun", which is of order 2 too, or "bosh3"',
+    "scipy_solver": 'use "dopri5", "dopri8" or "bosh3", which SciPy calls RK45, DOP853 and RK23',
+    **dict.fromkeys(("explicit_adams", "implicit_adams", "fixed_adams"), _MULTISTEP),
+    **dict.fromkeys(("implicit_euler", "implicit_midpoint", "trapezoid", "sdirk2", "trbdf2"), _IMPLICIT),
+    **dict.fromkeys(("radauIIA3", "radauIIA5", "gl2", "gl4", "gl6"), _IMPLICIT),
+}
+
+FOR_ADAPTIVE = ("safety", "ifactor", "dfactor", "dtype")
+FOR_FIXED = ("step_size", "grid_constructor", "interp", "perturb")
+FOR_ALL = ("max_num_steps", "gradient")
+LOWEST = {"step_size": 0, "safety": 0, "dfactor": 0, "ifactor": 1, "max_num_steps": 1}
+_BREAK = "solve up to that time, and from there in a second call"
+NO_OPTION = {
+    "norm": "the error is the root mean square over the state's elements: scale the state's parts to weigh them",
+    "first_step": "the first step is found from the slope at t[0]: leave it out",
+    "min_step": "a step that grows too small ends the solve with a sentence: leave it out",
+    "max_step": "steps follow from rtol and atol: tighten them, or use a method with fixed steps",
+    "step_t": _BREAK,
+    "jump_t": _BREAK,
+}
+ONLY_VALUE = {
+    "dtype": (torch.float64, "it is the precision of time"),
+    "interp": ("cubic", "values between steps are of the method's own order here"),
+    "perturb": (False, f"where the field jumps, {_BREAK}"),
+}
 CALLBACKS = ("callback_step", "callback_accept_step", "callback_reject_step")
 
 
@@ -33,20 +66,11 @@ class System:
 
     func: Func
     nested: bool  # whether the user's y is a tuple
-    options: Options
-
-    @classmethod
-    def check(cls, func: Func, y0: Any, options: Options) -> tuple[System, Leaves]:
-        """The system, and the leaves of its state at the start."""
-        if not callable(func):
-            raise InputError(f"func must be a function of (t, y); given {type(func).__name__}")
-        for name in (*CALLBACKS, *(f"{name}_adjoint" for name in CALLBACKS)):
-            if getattr(func, name, None) is not None:
-                raise InputError(
-                    f"func has a method {name}, which would not be called: ncode has no callbacks; remove it, or do in"
-                    " func itself what it does"
-                )
-        return cls(func, not isinstance(y0, Tensor), options), _check_state(y0)
+    fixed: bool  # whether the method has fixed steps
+    step_size: float | None
+    grid: Callable[[Any, Any, Tensor], Tensor] | None
+    max_steps: int | None  # None: no limit
+    arguments: Mapping[str, Any]  # of `ncode.solve`
 
     def nest(self, leaves: Leaves) -> State:
         """Leaves in the form of the user's state."""
@@ -54,25 +78,127 @@ class System:
 
     def solve(self, y0: Leaves, t0: float | Tensor, t1: float | Tensor, **more: Any) -> Solution:
         """`ncode.solve` on the batch of one."""
-        options = self.options
-        x, *others = (leaf[None] for leaf in y0)
         cache: list[Any] = []
-        arguments: dict[str, Any] = {
-            "theta": tuple(others) or None,
-            "feedback": partial(_others, self.func, self.nested, cache) if others else None,
-            "method": options.method,
-            "rtol": options.rtol,
-            "atol": options.atol,
-            "gradient": options.gradient,
-            "step_rule": options.step_rule,
-            "max_steps": options.max_steps or 2**31 - 1,
-        }
+        x, *others = (leaf[None] for leaf in y0)
+        arguments: dict[str, Any] = {**self.arguments, "max_steps": self.max_steps or 2**31 - 1, **more}
+        # `solve` finds parameters in partials, not in objects of other classes.
+        if others:
+            arguments |= {"theta": tuple(others), "feedback": partial(_others, self.func, self.nested, cache)}
         try:
-            # `solve` finds parameters in partials, not in objects of other classes.
-            return solve(partial(_first, self.func, self.nested, cache), x, t0, t1, **(arguments | more))
+            return solve(partial(_first, self.func, self.nested, cache), x, t0, t1, **arguments)
         except SolveError as error:
             where = 'max_steps is options["max_num_steps"] here'
             raise SolveError(error.samples, error.times, error.statuses, None, 1, where) from None
+
+
+def make_system(
+    func: Func, y0: Any, method: Any, rtol: Any, atol: Any, options: Any, gradient: str | None = None
+) -> tuple[System, Leaves]:
+    """The system and the leaves of y0, of arguments of `odeint`; `gradient` overrides that of `options`."""
+    method = "dopri5" if method is None else method
+    if isinstance(method, str) and method in NO_METHOD:
+        raise InputError(f'method "{method}" is not available: {NO_METHOD[method]}')
+    fixed = check_choice("method", method, (*ADAPTIVE, *FIXED)) in FIXED
+    options = _check_options(method, fixed, options)
+    if gradient is not None and "gradient" in options:
+        raise InputError('odeint_adjoint has the "adjoint" gradient: for another, use odeint')
+    number = {
+        name: check_number(f'options["{name}"]', _item(options[name]), low=low, strict=low == 0)
+        for name, low in LOWEST.items()
+        if name in options
+    }
+    if number.get("max_num_steps", 1) % 1:
+        raise InputError(f'options["max_num_steps"] must be a whole number; given {options["max_num_steps"]}')
+    names = {"safety": "safety", "dfactor": "smallest", "ifactor": "largest"}
+    arguments = {
+        "method": (FIXED if fixed else ADAPTIVE)[method],
+        "rtol": _tolerance("rtol", rtol),
+        "atol": _tolerance("atol", atol),
+        "gradient": check_choice("gradient", gradient or options.get("gradient", "discrete"), GRADIENTS),
+        "step_rule": PID(**{ours: number[name] for name, ours in names.items() if name in number}),
+    }
+    leaves, limit = _check_state(y0), int(number.get("max_num_steps", 0)) or None
+    _check_function(func)
+    grid = options.get("grid_constructor")
+    return System(func, not isinstance(y0, Tensor), fixed, number.get("step_size"), grid, limit, arguments), leaves
+
+
+def adjoint_tolerance(name: str, forward: Any, backward: Any) -> float:
+    """The tighter of the two, which is used in both directions."""
+    return min(_tolerance(name, forward), _tolerance(f"adjoint_{name}", forward if backward is None else backward))
+
+
+def check_adjoint(method: Any, options: Any, adjoint_method: Any, adjoint_options: Any) -> None:
+    """Refuse arguments for the adjoint that differ from those of the forward solve."""
+    if adjoint_method is not None and adjoint_method != (method or "dopri5"):
+        raise InputError(
+            f"adjoint_method={adjoint_method!r} differs from method={method!r}: ncode solves the adjoint with the"
+            " method of the forward solve; leave adjoint_method out"
+        )
+    wanted = dict(_mapping("adjoint_options", adjoint_options))
+    norm = wanted.pop("norm", "seminorm")
+    if not (isinstance(norm, str) and norm == "seminorm"):
+        raise InputError('adjoint_options["norm"] can only be "seminorm", which is always used here; leave it out')
+    given = _mapping("options", options)
+    differing = [name for name, value in wanted.items() if name not in given or given[name] != value]
+    if differing:
+        raise InputError(
+            f"adjoint_options differ from options in {', '.join(map(repr, differing))}: ncode solves the adjoint as it"
+            " solves forward; set it in options, or leave it out"
+        )
+
+
+def _check_options(method: str, fixed: bool, options: Any) -> Mapping[str, Any]:
+    """Check the names of options, and the values of those that have no effect here."""
+    options = _mapping("options", options)
+    kind, mine, others = ("fixed", FOR_FIXED, FOR_ADAPTIVE) if fixed else ("adaptive", FOR_ADAPTIVE, FOR_FIXED)
+    for name, value in options.items():
+        if name in NO_OPTION:
+            raise InputError(f'option "{name}" is not available: {NO_OPTION[name]}')
+        if name in others:
+            raise InputError(
+                f'option "{name}" is not one of method "{method}", which has {kind} steps: leave it out, or choose one'
+                f" of {', '.join(ADAPTIVE if fixed else FIXED)}"
+            )
+        check_choice(f'option of method "{method}"', name, (*mine, *FOR_ALL))
+        if name in ONLY_VALUE and value != ONLY_VALUE[name][0]:
+            only, why = ONLY_VALUE[name]
+            raise InputError(f'option "{name}" can only be {only!r}; given {value!r}: {why}; leave it out')
+    if "step_size" in options and "grid_constructor" in options:
+        raise InputError("options have both step_size and grid_constructor: they exclude each other")
+    return options
+
+
+def _mapping(name: str, value: Any) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise InputError(f"{name} must be a dict of options; given {type(value).__name__}")
+    return {} if value is None else value
+
+
+def _item(value: Any) -> Any:
+    """A tensor of one element as a number."""
+    return value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+
+
+def _tolerance(name: str, value: Any) -> float:
+    value = _item(value)
+    if isinstance(value, (Tensor, tuple, list)):
+        raise InputError(
+            f"{name} must be one number for the whole state; given a {type(value).__name__}: pass the smallest, or"
+            " scale the state's parts so that one fits all"
+        )
+    return check_number(name, value, low=0.0)
+
+
+def _check_function(func: Any) -> None:
+    if not callable(func):
+        raise InputError(f"func must be a function of (t, y); given {type(func).__name__}")
+    for name in (*CALLBACKS, *(f"{name}_adjoint" for name in CALLBACKS)):
+        if getattr(func, name, None) is not None:
+            raise InputError(
+                f"func has a method {name}, which would not be called: ncode has no callbacks; remove it, or do in"
+                " func itself what it does"
+            )
 
 
 def final_leaves(solution: Solution) -> Leaves:
