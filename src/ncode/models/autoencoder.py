@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, mse_loss
 
+from .._modules import Configurable
 from .._torch_private import is_symbolic
 from ..checks import check_choice, check_count, check_number
 from ..errors import InputError
@@ -221,7 +222,7 @@ class VariationalAutoencoder(Autoencoder):
         return mean, log_variance.clamp(-20, 10)
 
 
-class CodeNoise(nn.Module):
+class CodeNoise(Configurable):
     """Gaussian noise on codes in training, so that the decoder learns what lies between codes.
 
     Args:
@@ -244,9 +245,6 @@ class CodeNoise(nn.Module):
         # The tiny number keeps the square root away from 0, where its slope is infinite.
         spread = (code.var(0).mean() + torch.finfo(code.dtype).tiny).sqrt()
         return code + self.noise * spread * torch.randn_like(code)
-
-    def extra_repr(self) -> str:
-        return f"noise={self.noise:g}"
 
 
 def full_precision(x: Tensor) -> Tensor:

@@ -54,10 +54,6 @@ class PlasticMemory(nn.Module):
         """x at the end of the query, for stimuli (batch, P, n) and query (batch, n)."""
         return self.block.episode(torch.cat([stimuli, query[:, None]], 1)).x
 
-    def nfe(self, presentations: int) -> int:
-        """Evaluations of the dynamics per episode."""
-        return 4 * self.solver_steps * (presentations + 1)
-
     @torch.no_grad()
     def trajectory(self, stimuli: Tensor, query: Tensor, points: int = 11) -> MemoryTrajectory:
         """x(t) through a whole episode at `points` times per presentation, with steps small enough to plot."""
