@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 import pickle
-import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,19 +50,17 @@ def read_celeba(folder: str | Path, *, cache: str | Path | None = None, progress
 
 
 def _split(images: Tensor, paths: Sequence[Path]) -> ImageSets:
-    name = "CelebA" if len(paths) == WHOLE else f"CelebA (first {_short(len(paths))})"
+    count = len(paths)
+    short = f"{count // 1000}k" if count % 1000 == 0 else str(count)
+    name = "CelebA" if count == WHOLE else f"CelebA (first {short})"
     numbers = [int(path.stem) if path.stem.isdigit() else 0 for path in paths]
     first = next((k for k, number in enumerate(numbers) if number >= _FIRST_TEST), None)
-    start = first if first else len(paths) - max(len(paths) // 10, 1)
+    start = first or count - max(count // 10, 1)
     train, test = (
         Images(part, torch.zeros(len(part), dtype=torch.int64), name, (), split)
         for part, split in ((images[:start], "train"), (images[start:], "test"))
     )
     return ImageSets(train, test)
-
-
-def _short(count: int) -> str:
-    return f"{count // 1000}k" if count >= 1000 and count % 1000 == 0 else str(count)
 
 
 def _decode_all(paths: Sequence[Path], progress: Progress | None) -> Tensor:
@@ -72,21 +69,12 @@ def _decode_all(paths: Sequence[Path], progress: Progress | None) -> Tensor:
     except ImportError as error:
         raise InputError("reading JPEG files needs the package pillow: pip install ncode-lab[images]") from error
     images = torch.empty(len(paths), 3, _SIDE, _SIDE, dtype=torch.uint8)
-    done, lock = 0, threading.Lock()
-
-    def decode(place: int) -> None:
-        nonlocal done
-        images[place] = _decode(paths[place])
-        if progress:
-            with lock:
-                done += 1
-                if done % 500 == 0 or done == len(paths):
-                    progress("CelebA", done, len(paths))
-
     # Threads are enough: pillow releases the interpreter's lock while it decodes.
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        for _ in pool.map(decode, range(len(paths))):
-            pass
+        for done, image in enumerate(pool.map(_decode, paths), 1):
+            images[done - 1] = image
+            if progress and (done % 500 == 0 or done == len(paths)):
+                progress("CelebA", done, len(paths))
     return images
 
 

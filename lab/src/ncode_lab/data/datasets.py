@@ -100,12 +100,7 @@ SOURCES: dict[str, Source] = {
     "cifar10": Source(
         "CIFAR-10",
         "cifar10",
-        (
-            ("cifar-10-batches-bin",),
-            ("cifar-10-batches-py",),
-            ("cifar-10-binary.tar.gz",),
-            ("cifar-10-python.tar.gz",),
-        ),
+        tuple((f"cifar-10-{name}",) for name in ("batches-bin", "batches-py", "binary.tar.gz", "python.tar.gz")),
         (File("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530", (_CIFAR10,)),),
         f"fetch {_CIFAR10} (no need to unpack it)",
     ),
@@ -171,11 +166,7 @@ def _draw(name: str, split: str) -> Images:
 
 
 def find(
-    name: str,
-    data_dir: str | Path | None = None,
-    *,
-    download: bool = True,
-    progress: Progress | None = None,
+    name: str, data_dir: str | Path | None = None, *, download: bool = True, progress: Progress | None = None
 ) -> tuple[Path, ...]:
     """Find the files or the folder of a data set in data_dir, in NCODE_DATA or in the cache, or download them.
 

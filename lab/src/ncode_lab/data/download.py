@@ -107,7 +107,7 @@ def _size(path: Path) -> int:
 
 def _receive(address: str, part: Path, name: str, progress: Progress | None) -> None:
     """Download the missing rest of a file."""
-    start = _size(part)
+    start, report = _size(part), progress or (lambda name, done, total: None)
     request = urllib.request.Request(address, headers={"User-Agent": "ncode", "Accept-Encoding": "identity"})
     if start:
         request.add_header("Range", f"bytes={start}-")
@@ -129,22 +129,13 @@ def _receive(address: str, part: Path, name: str, progress: Progress | None) -> 
         done = start if resumed else 0
         total = done + int(length) if length and length.isdigit() else None
         with open(part, "ab" if resumed else "wb", buffering=0) as file:
-            done = _copy(response, file, done, total, name, progress)
+            report(name, done, total)
+            while block := response.read(_BLOCK):
+                _write(file, block)
+                done += len(block)
+                report(name, done, total)
     if total is not None and done < total:
         raise ConnectionError(f"the connection ended after {done} of {total} bytes")
-
-
-def _copy(
-    source: IO[bytes], file: IO[bytes], done: int, total: int | None, name: str, progress: Progress | None
-) -> int:
-    if progress:
-        progress(name, done, total)
-    while block := source.read(_BLOCK):
-        _write(file, block)
-        done += len(block)
-        if progress:
-            progress(name, done, total)
-    return done
 
 
 def _write(file: IO[bytes], block: bytes) -> None:

@@ -33,10 +33,8 @@ def draw_digits(count: int, *, generator: Randomness, side: int = 28, split: str
     >>> draw_digits(20, generator=0)
     Images(digits-like (generated), train, 20 of 1 x 28 x 28, on cpu)
     """
-    count, side, generator = check_count("count", count), check_count("side", side), _on_cpu(generator)
-    labels = torch.randperm(count, generator=generator) % 10
-    images = torch.cat([_digits(part, side, generator) for part in labels.split(_CHUNK)])
-    return Images(_bytes(images)[:, None], labels, "digits-like (generated)", tuple("0123456789"), split, True)
+    images, labels = _draw(_digits, count, side, generator)
+    return Images(images, labels, "digits-like (generated)", tuple("0123456789"), split, True)
 
 
 def draw_shapes(count: int, *, generator: Randomness, side: int = 32, split: str = "train") -> Images:
@@ -48,21 +46,17 @@ def draw_shapes(count: int, *, generator: Randomness, side: int = 32, split: str
     >>> draw_shapes(20, generator=0).classes[:4]
     ('disk', 'ring', 'square', 'frame')
     """
-    count, side, generator = check_count("count", count), check_count("side", side), _on_cpu(generator)
-    labels = torch.randperm(count, generator=generator) % 10
-    images = torch.cat([_shapes(part, side, generator) for part in labels.split(_CHUNK)])
-    return Images(_bytes(images), labels, "shapes-like (generated)", tuple(SHAPES), split, True)
+    images, labels = _draw(_shapes, count, side, generator)
+    return Images(images, labels, "shapes-like (generated)", tuple(SHAPES), split, True)
 
 
-def _on_cpu(given: Randomness) -> torch.Generator:
-    generator = as_generator(given)
+def _draw(draw: Callable[..., Tensor], count: int, side: int, given: Randomness) -> tuple[Tensor, Tensor]:
+    count, side, generator = check_count("count", count), check_count("side", side), as_generator(given)
     if generator.device.type != "cpu":
         raise InputError(f"images are drawn on the CPU: use a CPU generator; given one on {generator.device}")
-    return generator
-
-
-def _bytes(images: Tensor) -> Tensor:
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+    labels = torch.randperm(count, generator=generator) % 10
+    images = torch.cat([draw(part, side, generator) for part in labels.split(_CHUNK)])
+    return (images.clamp(0, 1) * 255).round().to(torch.uint8), labels
 
 
 def _between(low: float, high: float, generator: torch.Generator, *shape: int) -> Tensor:
@@ -106,8 +100,8 @@ def _segments(lines: list[list[Point]], count: int) -> Tensor:
     return torch.tensor(pairs + pairs[-1:] * (count - len(pairs)))
 
 
-_SEGMENTS_PER_DIGIT = max(sum(len(line) - 1 for line in lines) for lines in _STROKES)
-GLYPHS = torch.stack([_segments(lines, _SEGMENTS_PER_DIGIT) for lines in _STROKES])  # (10, segments, 2 ends, 2)
+_MOST_SEGMENTS = max(sum(len(line) - 1 for line in lines) for lines in _STROKES)
+GLYPHS = torch.stack([_segments(lines, _MOST_SEGMENTS) for lines in _STROKES])  # (10, segments, 2 ends, 2)
 
 
 def _digits(labels: Tensor, side: int, generator: torch.Generator) -> Tensor:
@@ -120,7 +114,7 @@ def _digits(labels: Tensor, side: int, generator: torch.Generator) -> Tensor:
     stray = torch.cat([start, start + _between(-0.6, 0.6, generator, batch, 1, 1, 2)], 2)
     ink = torch.maximum(ink, 0.6 * _ink(stray, side, _between(0.04, 0.1, generator, batch)))
     noise = torch.randn(ink.shape, generator=generator) * _between(0.02, 0.12, generator, batch, 1, 1)
-    return ink * _between(0.6, 1.0, generator, batch, 1, 1) + noise
+    return (ink * _between(0.6, 1.0, generator, batch, 1, 1) + noise)[:, None]
 
 
 def _stretch(batch: int, generator: torch.Generator) -> Tensor:
@@ -166,8 +160,7 @@ def _shapes(labels: Tensor, side: int, generator: torch.Generator) -> Tensor:
 def _colours(batch: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw two colours per image that differ clearly."""
     first = torch.rand(batch, 3, 1, 1, generator=generator)
-    away = _between(0.35, 0.65, generator, batch, 3, 1, 1)
-    second = (first + away) % 1.0
+    second = (first + _between(0.35, 0.65, generator, batch, 3, 1, 1)) % 1.0
     return 0.1 + 0.9 * first, 0.1 + 0.9 * second
 
 
@@ -186,8 +179,7 @@ def _cross(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _star(x: Tensor, y: Tensor) -> Tensor:
-    angle = torch.atan2(x, -y)
-    nearest = (angle * 5 / (2 * math.pi) + 0.5) % 1.0 - 0.5  # of five points, one up
+    nearest = (torch.atan2(x, -y) * 5 / (2 * math.pi) + 0.5) % 1.0 - 0.5  # of five points, one up
     return torch.hypot(x, y) - (1.1 - 1.3 * nearest.abs())
 
 

@@ -54,18 +54,15 @@ def annuli(inner: int = 1000, outer: int = 2000, *, generator: Randomness, dim: 
 
     The radius is (r_max - r_min) u^(1/dim) + r_min with u uniform: even in the ball, denser inside in the shell. The
     ball reaches from 0 to 0.5, the shell from 1 to 1.5.
-    For test points, call again with the same generator, or with another seed.
 
     Args:
         inner, outer: Number of points of each class.
         generator: A torch.Generator, on whose device the points are drawn, or a seed.
         dim: Their dimension.
 
-    >>> import torch
     >>> from ncode_lab.data import annuli
-    >>> generator = torch.Generator().manual_seed(0)
-    >>> train, test = annuli(generator=generator), annuli(100, 200, generator=generator)
-    >>> train.x.shape, train.y.bincount(), float(train.x[train.y == 0].norm(dim=1).max()) <= 0.5
+    >>> x, y = annuli(generator=0)
+    >>> x.shape, y.bincount(), float(x[y == 0].norm(dim=1).max()) <= 0.5
     (torch.Size([3000, 2]), tensor([1000, 2000]), True)
     """
     counts, dim = (check_count("inner", inner), check_count("outer", outer)), check_count("dim", dim)
@@ -105,13 +102,7 @@ class Episodes(NamedTuple):
 
 
 def episodes(
-    batch: int,
-    bits: int = 100,
-    patterns: int = 3,
-    *,
-    generator: Randomness,
-    times: int = 2,
-    degradation: float = 0.5,
+    batch: int, bits: int = 100, patterns: int = 3, *, generator: Randomness, times: int = 2, degradation: float = 0.5
 ) -> Episodes:
     """Draw episodes of the memory task of Miconi et al. (2018): see patterns, then complete a degraded one of them.
 
@@ -131,10 +122,8 @@ def episodes(
     >>> shown.stimuli.shape, shown.query.shape, (shown.query == 0).sum(1).unique()
     (torch.Size([8, 6, 100]), torch.Size([8, 100]), tensor([50]))
     """
-    batch, bits, patterns, times = (
+    for name, value in (("batch", batch), ("bits", bits), ("patterns", patterns), ("times", times)):
         check_count(name, value)
-        for name, value in (("batch", batch), ("bits", bits), ("patterns", patterns), ("times", times))
-    )
     if check_number("degradation", degradation, low=0.0) > 1:
         raise InputError(f"degradation is a fraction of the bits, from 0 to 1; given {degradation}")
     generator = as_generator(generator)
@@ -148,70 +137,52 @@ def episodes(
     return Episodes(stimuli, target.scatter(1, erased, 0.0), target, order, asked)
 
 
-class Trajectories(NamedTuple):
+class Trajectory(NamedTuple):
     """States of the Van der Pol oscillator at given times."""
 
     t: Tensor  # (T,)
-    x: Tensor  # (batch, T, 2): position and velocity
-    mu: Tensor  # (batch,)
+    x: Tensor  # (T, 2): position and velocity
 
 
 def oscillation(
     times: Tensor | Sequence[float],
-    mu: float | Tensor = 1.0,
-    x0: Tensor | Sequence[float] = (2.0, 0.0),
+    mu: float = 1.0,
+    x0: tuple[float, float] = (2.0, 0.0),
     dtype: torch.dtype = torch.float32,
-) -> Trajectories:
+) -> Trajectory:
     """Solve the Van der Pol oscillator, x'' = mu (1 - x^2) x' - x, in float64 at a tolerance of 1e-10.
 
     Args:
         times: Ascending times (T,); x0 is the state at the first.
-        mu: The nonlinearity: a number, or one per trajectory, (batch,). From 0 to about 20; stiff beyond.
-        x0: Initial position and velocity, (2,) or (batch, 2).
+        mu: The nonlinearity, from 0 to about 20; stiff beyond.
+        x0: Initial position and velocity.
         dtype: Of the result.
 
     >>> import torch
     >>> from ncode_lab.data import oscillation
-    >>> t, x, mu = oscillation(torch.linspace(0, 20, 101), mu=torch.tensor([0.5, 5.0]))
-    >>> x.shape, bool(x[:, 50:, 0].abs().max() < 2.1)
-    (torch.Size([2, 101, 2]), True)
+    >>> t, x = oscillation(torch.linspace(0, 20, 101), mu=5.0)
+    >>> x.shape, bool(x[50:, 0].abs().max() < 2.1)
+    (torch.Size([101, 2]), True)
     """
-    t = _check_times(times)
-    x0, mu = _check_start(x0, mu)
-    x = x0[:, None] if len(t) == 1 else _solve(t, x0, mu)
-    return Trajectories(t.to(dtype), x.to(dtype), mu.to(dtype))
-
-
-@torch.no_grad()
-def _solve(t: Tensor, x0: Tensor, mu: Tensor) -> Tensor:
-    def van_der_pol(t: Tensor, x: Tensor, mu: Tensor) -> Tensor:
-        position, velocity = x.unbind(1)
-        return torch.stack([velocity, mu * (1 - position**2) * velocity - position], 1)
-
-    options = {"method": "dopri8", "rtol": 1e-10, "atol": 1e-10, "max_steps": 1_000_000}
-    solution = solve(van_der_pol, x0, float(t[0]), float(t[-1]), theta=mu, save_at=t, **options)
-    assert solution.xs is not None
-    return solution.xs
-
-
-def _check_times(times: Tensor | Sequence[float]) -> Tensor:
     t = torch.as_tensor(times, dtype=torch.float64, device="cpu")
     if t.dim() != 1 or len(t) == 0 or not bool(t.isfinite().all()) or bool((t.diff() <= 0).any()):
         raise InputError(
             f"times must be finite, ascending numbers, (T,); given shape {tuple(t.shape)}, {t.tolist()!r:.60}"
         )
-    return t
+    start = torch.tensor([x0], dtype=torch.float64, device="cpu")
+    if start.shape != (1, 2):
+        raise InputError(f"x0 must be position and velocity; given {x0!r:.60}")
+    x = start if len(t) == 1 else _solve_van_der_pol(t, start, check_number("mu", mu, low=0.0))
+    return Trajectory(t.to(dtype), x.to(dtype))
 
 
-def _check_start(x0: Tensor | Sequence[float], mu: float | Tensor) -> tuple[Tensor, Tensor]:
-    x = torch.as_tensor(x0, dtype=torch.float64, device="cpu").detach()
-    m = torch.as_tensor(mu, dtype=torch.float64, device="cpu").detach()
-    if x.dim() not in (1, 2) or x.shape[-1] != 2:
-        raise InputError(f"x0 must be position and velocity, (2,) or (batch, 2); given shape {tuple(x.shape)}")
-    if m.dim() > 1 or not bool(m.isfinite().all()):
-        raise InputError(f"mu must be a finite number or (batch,) of them; given {m.tolist()!r:.60}")
-    x, m = torch.atleast_2d(x), torch.atleast_1d(m)
-    if 1 not in (len(x), len(m)) and len(x) != len(m):
-        raise InputError(f"mu has {len(m)} numbers for {len(x)} starts: give one, or one per start")
-    batch = max(len(x), len(m))
-    return x.expand(batch, 2).contiguous(), m.expand(batch).contiguous()
+@torch.no_grad()
+def _solve_van_der_pol(t: Tensor, x0: Tensor, mu: float) -> Tensor:
+    def van_der_pol(t: Tensor, x: Tensor, theta: None) -> Tensor:
+        position, velocity = x.unbind(1)
+        return torch.stack([velocity, mu * (1 - position**2) * velocity - position], 1)
+
+    options = {"method": "dopri8", "rtol": 1e-10, "atol": 1e-10, "max_steps": 1_000_000}
+    solution = solve(van_der_pol, x0, float(t[0]), float(t[-1]), save_at=t, **options)
+    assert solution.xs is not None
+    return solution.xs[0]

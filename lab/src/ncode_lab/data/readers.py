@@ -56,11 +56,10 @@ def read_idx(path: str | Path) -> Tensor:
 
 def read_idx_sets(paths: tuple[Path, ...], name: str, classes: tuple[str, ...]) -> ImageSets:
     """Read training images and labels, test images and labels, from four files."""
-    train_images, train_labels, test_images, test_labels = paths
-    return ImageSets(
-        _read_idx_set(train_images, train_labels, name, classes, "train"),
-        _read_idx_set(test_images, test_labels, name, classes, "test"),
+    train, test = (
+        _read_idx_set(paths[at], paths[at + 1], name, classes, split) for at, split in ((0, "train"), (2, "test"))
     )
+    return ImageSets(train, test)
 
 
 def _read_idx_set(images_path: Path, labels_path: Path, name: str, classes: tuple[str, ...], split: str) -> Images:
@@ -82,6 +81,9 @@ def read_cifar10(path: str | Path) -> ImageSets:
     suffix, read = (".bin", _read_binary_batch) if binary else ("", _read_pickled_batch)
     names = [f"data_batch_{k}{suffix}" for k in range(1, 6)] + [f"test_batch{suffix}"]
     data = _read_folder(path, names) if path.is_dir() else _read_archive(path, names)
+    for name in names:
+        if name not in data:
+            raise damaged(path, f"it has no {name}")
     images, labels = zip(*(read(data[name], str(path / name)) for name in names), strict=True)
     return ImageSets(
         Images(torch.cat(images[:-1]), torch.cat(labels[:-1]), "CIFAR-10", CIFAR10_CLASSES, "train"),
@@ -90,10 +92,7 @@ def read_cifar10(path: str | Path) -> ImageSets:
 
 
 def _read_folder(path: Path, names: list[str]) -> dict[str, bytes]:
-    for name in names:
-        if not (path / name).is_file():
-            raise damaged(path, f"it has no {name}")
-    return {name: (path / name).read_bytes() for name in names}
+    return {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
 
 
 def _read_archive(path: Path, names: list[str]) -> dict[str, bytes]:
@@ -110,9 +109,6 @@ def _read_archive(path: Path, names: list[str]) -> dict[str, bytes]:
                 pass
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         raise damaged(path, error) from error
-    for name in names:
-        if name not in found:
-            raise damaged(path, f"it has no {name}")
     return found
 
 

@@ -185,7 +185,7 @@ def record(settings: VanDerPol, mu: float, points: int = 600) -> Record:
     """The oscillation of a regime, over twice the fitted time."""
     ts = torch.arange(2 * points + 1) * (settings.fitted / points)
     seen = oscillation(ts, mu=float(mu), x0=(START, 0.0))
-    return Record(seen.t, seen.x[0, :, 0], points + 1)
+    return Record(seen.t, seen.x[:, 0], points + 1)
 
 
 @torch.no_grad()
