@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -61,18 +61,18 @@ class Configurable(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if not callable(value))
 
 
-def constructor_arguments(module: nn.Module) -> dict[str, Any]:
+def constructor_arguments(module: nn.Module, skip: Sequence[str] = ()) -> dict[str, Any]:
     """Return the constructor arguments of a module that keeps each as an attribute of the same name."""
     arguments = {}
     for name, parameter in list(inspect.signature(type(module).__init__).parameters.items())[1:]:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if name in skip or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         try:
             arguments[name] = getattr(module, name)
         except AttributeError:
             raise InputError(
-                f"cannot find the argument {name!r} of {type(module).__name__}: keep it as self.{name}, or define"
-                " config(), which returns the constructor's arguments"
+                f"cannot find the argument {name!r} of {type(module).__name__}: in a class of your own, keep it as"
+                f" self.{name}, or define config(), which returns the constructor's arguments"
             ) from None
     return arguments
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import torch
@@ -25,10 +26,6 @@ def _theta_by_name(t: Tensor, theta: Any) -> Mapping[str, Tensor]:
     return theta if isinstance(theta, Mapping) else {} if theta is None else {"theta": theta}
 
 
-def _no_speed(t: Tensor, x: Tensor, theta: Any) -> Mapping[str, Tensor]:
-    return {}
-
-
 @dataclass(frozen=True)
 class System:
     """What a regulariser can use: functions of the time, the state and the theta of the solver.
@@ -42,13 +39,13 @@ class System:
 
     f: Dynamics  # dx/dt
     control: Callable[[Tensor, Any], Mapping[str, Tensor]] = _theta_by_name  # the control, (batch, ...) by name
-    speed: Callable[[Tensor, Tensor, Any], Mapping[str, Tensor]] = _no_speed  # dtheta/dt, (batch, ...) by name
+    speed: Callable[[Tensor, Tensor, Any], Mapping[str, Tensor]] = (
+        lambda t, x, theta: {}
+    )  # dtheta/dt, (batch, ...) by name
 
 
 class Regulariser(ABC):
-    """A running cost for any system.
-
-    Abstract: a subclass defines `on`.
+    """A running cost for any system. Abstract: a subclass defines `on`.
 
     >>> import torch, ncode
     >>> class Distance(ncode.costs.Regulariser):  # from the initial value
@@ -78,13 +75,11 @@ class KineticEnergy(_Weighted):
 
     >>> import torch, ncode
     >>> f = ncode.dynamics.Function(lambda t, x, theta: torch.full_like(x, 2.0))
-    >>> sol = ncode.NCODE(f).solve(torch.zeros(1, 3), cost=ncode.costs.KineticEnergy(weight=0.5))
-    >>> sol.cost.detach().round(decimals=4)
+    >>> ncode.NCODE(f).solve(torch.zeros(1, 3), cost=ncode.costs.KineticEnergy(weight=0.5)).cost.detach().round()
     tensor([6.])
     """
 
     def on(self, system: System, x0: Tensor) -> Cost:
-        """Return weight * |f|^2."""
         weight, f = self.weight, system.f
         return lambda t, x, theta: weight * _square(f(t, x, theta))
 
@@ -102,8 +97,7 @@ class JacobianNorm(_Weighted):
 
     >>> import torch, ncode
     >>> f = ncode.dynamics.Function(lambda t, x, theta: -x)  # df/dx is minus the identity
-    >>> sol = ncode.NCODE(f).solve(torch.ones(1, 3), cost=ncode.costs.JacobianNorm())
-    >>> sol.cost.detach().round(decimals=4)
+    >>> ncode.NCODE(f).solve(torch.ones(1, 3), cost=ncode.costs.JacobianNorm()).cost.detach().round(decimals=4)
     tensor([3.])
     """
 
@@ -116,7 +110,6 @@ class JacobianNorm(_Weighted):
         check_count("samples", self.samples)
 
     def on(self, system: System, x0: Tensor) -> Cost:
-        """Return weight * mean over the noise of |e^T df/dx|^2."""
         # The batch dimension comes first, so that a solver that drops finished samples drops their noise too.
         drawn = torch.randn(x0.shape[0], self.samples, *x0.shape[1:], dtype=x0.dtype, device=x0.device)
         noise = drawn.sign() if self.noise == "rademacher" else drawn
@@ -145,7 +138,6 @@ class ControlNorm(_Weighted):
     """
 
     def on(self, system: System, x0: Tensor) -> Cost:
-        """Return weight * |theta|^2."""
         weight, control = self.weight, system.control
         return lambda t, x, theta: weight * _squares(t, control(t, theta))
 
@@ -163,7 +155,6 @@ class ControlSpeed(_Weighted):
     """
 
     def on(self, system: System, x0: Tensor) -> Cost:
-        """Return weight * |dtheta/dt|^2."""
         weight, speed = self.weight, system.speed
         return lambda t, x, theta: weight * _squares(t, speed(t, x, theta))
 
@@ -185,23 +176,20 @@ def total(costs: CostLike, system: System, x0: Tensor) -> Cost:
     every = costs if isinstance(costs, Sequence) else [costs]
     if not every:
         raise InputError("cost is an empty list: leave it out, or name a cost")
-    for part in every:
-        if not callable(part) and not isinstance(part, Regulariser):
-            raise InputError(
-                "cost must be a function l(t, x, theta), a regulariser of ncode.costs, or a list of those; given"
-                f" {type(part).__name__}"
-            )
-    running = [part.on(system, x0) if isinstance(part, Regulariser) else _with_control(part, system) for part in every]
-    whole = running[0]
-    for part in running[1:]:
-        whole = _plus(whole, part)
-    return whole
+    return reduce(_plus, (_running(part, system, x0) for part in every))
 
 
 # Closures hold only functions, numbers and tensors, so that a compiling solver recognises a cost in the next solve.
 
 
-def _with_control(cost: Cost, system: System) -> Cost:
+def _running(cost: Cost | Regulariser, system: System, x0: Tensor) -> Cost:
+    if isinstance(cost, Regulariser):
+        return cost.on(system, x0)
+    if not callable(cost):
+        raise InputError(
+            "cost must be a function l(t, x, theta), a regulariser of ncode.costs, or a list of those; given"
+            f" {type(cost).__name__}"
+        )
     control = system.control
     return lambda t, x, theta: cost(t, x, control(t, theta))
 
@@ -211,7 +199,7 @@ def _plus(one: Cost, other: Cost) -> Cost:
 
 
 def _square(value: Tensor) -> Tensor:
-    """Return |value|^2, (batch,)."""
+    """|value|^2, (batch,)."""
     squares = (value.conj() * value).real if value.is_complex() else value.square()
     return squares.sum(dim=tuple(range(1, squares.dim()))) if squares.dim() > 1 else squares
 
@@ -221,7 +209,7 @@ def _squares(t: Tensor, values: Mapping[str, Tensor]) -> Tensor:
 
 
 def _vjp(slope: Tensor, x: Tensor, e: Tensor, differentiate: bool) -> Tensor:
-    """Return e^T df/dx; zero if f does not depend on x."""
+    """e^T df/dx; zero if f does not depend on x."""
     if not slope.requires_grad:
         return torch.zeros_like(x)
     (row,) = torch.autograd.grad(slope, x, e, create_graph=differentiate, retain_graph=True, allow_unused=True)

@@ -227,7 +227,7 @@ def test_modules_of_torch_are_written_down_and_built_again(module):
 
 
 def test_a_module_of_torch_that_hides_its_arguments_is_told_so():
-    with pytest.raises(ncode.InputError, match="cannot tell the argument"):
+    with pytest.raises(ncode.InputError, match="cannot find the argument"):
         to_data(nn.Embedding(3, 4))
 
 

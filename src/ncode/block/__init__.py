@@ -13,6 +13,6 @@ closed form applies, it gives the solution; otherwise dynamics and controller be
 from .family import Member
 from .ncode import NCODE
 from .saving import from_pretrained, register, save_pretrained
-from .wiring import Episode, Settings
+from .wiring import Settings
 
-__all__ = ["NCODE", "Episode", "Member", "Settings", "from_pretrained", "register", "save_pretrained"]
+__all__ = ["NCODE", "Member", "Settings", "from_pretrained", "register", "save_pretrained"]

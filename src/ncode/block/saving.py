@@ -15,7 +15,6 @@ import path is followed only if the caller allows its package: `from_pretrained(
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import sys
 import types
@@ -28,6 +27,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import nn
 
+from .._modules import constructor_arguments
 from ..checks import check_choice
 from ..errors import InputError
 
@@ -263,19 +263,11 @@ def _attribute(module: Any, qualified_name: str) -> Any:
 
 
 def _torch_arguments(module: nn.Module) -> dict[str, Any]:
-    """The arguments of a module of torch.nn, which keeps them as attributes of the same names."""
-    arguments = {}
-    for name, parameter in inspect.signature(type(module).__init__).parameters.items():
-        if name in ("self", "device", "dtype") or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            continue
-        if name not in vars(module) and name not in module._parameters:
-            raise InputError(
-                f"cannot tell the argument {name!r} of torch.nn.{type(module).__name__}: put the module into a class of"
-                " your own that has a method config()"
-            )
-        value = module._parameters[name] is not None if name in module._parameters else getattr(module, name)
-        arguments[name] = to_data(value)
-    return arguments
+    """The arguments of a module of torch.nn, which keeps them as attributes; bias=True as a parameter of that name."""
+    arguments = constructor_arguments(module, skip=("device", "dtype"))
+    return {
+        name: value is not None if name in module._parameters else to_data(value) for name, value in arguments.items()
+    }
 
 
 def _build(data: object, allow_imports: Sequence[str] | None) -> nn.Module:

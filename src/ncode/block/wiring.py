@@ -38,7 +38,6 @@ _OWN = ("t0", "t1", "exact")
 class Settings:
     """The interval of a block, the options of the solver, and whether closed forms may replace it.
 
-    >>> from ncode.block import Settings
     >>> settings = Settings(t1=2.0).changed({"method": "rk4", "dt": 0.5})
     >>> settings.t1, settings.options.method, settings.options.dt
     (2.0, 'rk4', 0.5)
@@ -96,14 +95,7 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Episode:
-    """The result of an episode: the states at the ends of its presentations, and the control after the last.
-
-    >>> import torch, ncode
-    >>> block = ncode.NCODE(ncode.dynamics.Recurrent(4), ncode.Hebbian(), method="rk4", dt=0.5)
-    >>> result = block.episode(torch.ones(2, 3, 4))
-    >>> torch.equal(result.x, result.xs[:, -1]), result.theta()["weight"].shape
-    (True, torch.Size([2, 4, 4]))
-    """
+    """The result of `NCODE.episode`: the states at the ends of its presentations, and the control after the last."""
 
     x: Tensor  # at the end of the last presentation, (batch, ...)
     xs: Tensor  # at the end of each presentation, (batch, P, ...)
@@ -115,7 +107,6 @@ class Episode:
 
 
 def check_state_shape(dynamics: Dynamics, x: Tensor, x0: Tensor) -> None:
-    """Check the state x0, which the dynamics made of x."""
     expected = dynamics.state_shape
     if expected is None or _matches(x0.shape[1:], expected):
         return
@@ -127,7 +118,6 @@ def check_state_shape(dynamics: Dynamics, x: Tensor, x0: Tensor) -> None:
 
 
 def check_precision(block: nn.Module, x: Tensor) -> None:
-    """Check that the block and x have the same device and precision."""
     for parameter in block.parameters():
         if parameter.device != x.device:
             raise InputError(f"the block is on {parameter.device} and x on {x.device}: move one of them")
@@ -139,7 +129,6 @@ def check_precision(block: nn.Module, x: Tensor) -> None:
 
 
 def check_context(context: Tensor, x: Tensor) -> Tensor:
-    """Check that a context has one entry per sample."""
     if not isinstance(context, Tensor) or context.dim() == 0 or context.shape[0] != x.shape[0]:
         raise InputError(f"context must be a tensor ({x.shape[0]}, ...), one entry per sample; given {_shown(context)}")
     return context
@@ -151,7 +140,6 @@ def check_times(ts: Any, x: Tensor) -> Tensor:
 
 
 def check_stimuli(stimuli: Tensor) -> None:
-    """Check that stimuli are (batch, P, ...) with at least one presentation."""
     if not isinstance(stimuli, Tensor) or stimuli.dim() < 3 or stimuli.shape[1] == 0:
         raise InputError(f"stimuli must be (batch, P, ...), P presentations per sample; given {_shown(stimuli)}")
 
@@ -199,7 +187,7 @@ def undo_autocast(value: Tensor, x: Tensor) -> Tensor:
 def carried_theta(state: State) -> tuple[Theta | None, StateOf]:
     """What the solver carries as theta, and a function that returns the controller's state for it."""
     if not state.driven:
-        return state.fixed or None, _fixed_state
+        return state.fixed or None, lambda theta: State(theta or {}, {})
     fixed = _no_tensors
     for name, value in state.fixed.items():
         fixed = _with_tensor(fixed, name, value)
@@ -207,8 +195,6 @@ def carried_theta(state: State) -> tuple[Theta | None, StateOf]:
 
 
 def velocity_function(dynamics: Dynamics, controller: Controller, state_of: StateOf) -> Velocity:
-    """dx/dt."""
-
     def f(t: Tensor, x: Tensor, theta: Theta | None) -> Tensor:
         control = controller.control(t, state_of(theta))
         if not dynamics.shared_control:
@@ -245,17 +231,13 @@ class CachedVelocity(nn.Module):
         super().__init__()
         self.f, self.dynamics, self.controller = f, dynamics, controller
         self.inputs: tuple[Any, ...] = ()
-        self.output: Tensor | None = None
+        self.output: Any = None
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta | None) -> Tensor:
-        """dx/dt; the last result if all inputs are the same objects."""
         inputs = (t, x, theta, torch.is_grad_enabled())
-        same = len(self.inputs) == 4 and all(a is b for a, b in zip(inputs, self.inputs, strict=True))
-        output = self.output if same else None
-        if output is None:
-            output = self.f(t, x, theta)
-            self.inputs, self.output = inputs, output
-        return output
+        if not self.inputs or any(a is not b for a, b in zip(inputs, self.inputs, strict=True)):
+            self.inputs, self.output = inputs, self.f(t, x, theta)
+        return self.output
 
 
 def with_named_control(solution: Solution, control: ControlFunction, motion: Motion, request: Request) -> Solution:
@@ -306,10 +288,6 @@ def closed_form_solution(result: ClosedFormResult, theta: Theta, request: Reques
 def _repeated(theta: Theta, count: int) -> dict[str, Tensor]:
     """A constant control at `count` times, as views."""
     return {name: value[:, None].expand(-1, count, *value.shape[1:]) for name, value in theta.items()}
-
-
-def _fixed_state(theta: Theta | None) -> State:
-    return State(theta or {}, {})
 
 
 def _no_tensors() -> dict[str, Tensor]:

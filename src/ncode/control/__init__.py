@@ -1,8 +1,7 @@
 """Controllers: what sets the control theta at t0, and what drives it from there."""
 
 from .base import Controller, State
-from .closed_loop import ClosedLoop, Drift, Feedback
-from .hebbian import Hebbian
+from .closed_loop import ClosedLoop, Drift, Feedback, Hebbian
 from .open_loop import DataControl, OpenLoop
 from .parts import Parts
 from .static import Static, Zero

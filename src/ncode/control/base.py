@@ -47,9 +47,8 @@ class State(NamedTuple):
 
     >>> import torch, ncode
     >>> block = ncode.NCODE(ncode.dynamics.Linear(2), ncode.OpenLoop(torch.nn.Linear(2, 4)))
-    >>> state = block.controller.start(torch.zeros(5, 2))
-    >>> state.fixed["weight"].shape, state.driven
-    (torch.Size([5, 2, 2]), {})
+    >>> block.controller.start(torch.zeros(5, 2)).fixed["weight"].shape
+    torch.Size([5, 2, 2])
     """
 
     fixed: Theta  # constant during the solve
@@ -59,40 +58,27 @@ class State(NamedTuple):
 class Controller(Configurable, ABC):
     """Sets the control of a dynamics: theta(t0), and dtheta/dt if it changes in time.
 
-    Abstract. A subclass defines `initial_theta`. It may also define
-
-    - `speed`, if the control is to be integrated together with x. Without it the control is constant.
-    - `build`, if it needs weights that depend on the shapes of the control.
-    - `equation`, one line that `print(block)` shows.
+    Abstract. A subclass defines `initial_theta`; and `speed`, if the control is to be integrated together with x;
+    `build`, if it needs weights that depend on the shapes of the control; `equation`, which `print(block)` shows.
 
     The block calls `bind` once, then in each solve `start` (or `start_from`), `control` and `control_speed`. Only
     controllers whose control is more than the integral of a speed, such as `TimeVarying`, override those.
 
     >>> import torch, ncode
-    >>> class Mean(ncode.control.Controller):
+    >>> class DecayingMean(ncode.control.Controller):
     ...     def initial_theta(self, context):
     ...         return context.mean(0).expand_as(context)
-    >>> f = ncode.dynamics.Function(lambda t, x, theta: theta["goal"] - x, {"goal": (1,)})
-    >>> ncode.NCODE(f, Mean(), t1=20.0)(torch.tensor([[0.0], [4.0]])).round(decimals=2)
-    tensor([[2.],
-            [2.]])
-
-    With a speed the goal itself moves, here to zero:
-
-    >>> class Decaying(Mean):
-    ...     def speed(self, t, x, theta):
+    ...     def speed(self, t, x, theta):  # without it, the control is constant
     ...         return {"goal": -theta["goal"]}
-    >>> ncode.NCODE(f, Decaying(), t1=20.0)(torch.tensor([[0.0], [4.0]])).round(decimals=2).abs()
-    tensor([[0.],
-            [0.]])
+    >>> f = ncode.dynamics.Function(lambda t, x, theta: theta["goal"] - x, {"goal": (1,)})
+    >>> block = ncode.NCODE(f, DecayingMean())
+    >>> block.solve(torch.tensor([[0.0], [4.0]])).theta["goal"].round(decimals=2)  # 2 exp(-1)
+    tensor([[0.7400],
+            [0.7400]])
     """
 
     equation: str = "theta set by the controller"
-    """What sets or drives theta, for `print(block)`."""
-
-    shapes: Mapping[str, tuple[int | None, ...]] = {}
-    """The shapes of the control, known once the controller is part of a block."""
-
+    shapes: Mapping[str, tuple[int | None, ...]] = {}  # of the control, known once the controller is part of a block
     bound: bool = False
 
     @abstractmethod
@@ -122,10 +108,7 @@ class Controller(Configurable, ABC):
     def build(self, shapes: Shapes, defaults: Theta) -> None:
         """Make the weights that are needed to control these shapes.
 
-        Args:
-            shapes: The shape of each control.
-            defaults: A random tensor per control, the initial value of a static weight of its shape. A control with
-                an open shape has none.
+        `defaults` holds the initial value of a static weight for each control, except for those with an open shape.
         """
 
     @property
@@ -140,13 +123,18 @@ class Controller(Configurable, ABC):
                 f"this {type(self).__name__} already controls {', '.join(self.shapes) or 'another block'}: give each"
                 " block a controller of its own"
             )
-        check_identifiers(shapes)
+        for name in shapes:
+            if not name.isidentifier():
+                raise InputError(
+                    f"the control name {name!r} must be an identifier, since it becomes part of state_dict keys: use"
+                    " letters, digits and underscores"
+                )
         self.build(shapes, defaults)
         self.shapes, self.bound = dict(shapes), True
 
     def start(self, context: Tensor) -> State:
         """Return the state at t0."""
-        self.check_bound()
+        check_bound(self, self.bound)
         theta = by_name(self.initial_theta(context), self.shapes, f"{type(self).__name__}.initial_theta")
         return self.start_from(expand_shared(theta, self.shapes, context.shape[0]))
 
@@ -163,10 +151,6 @@ class Controller(Configurable, ABC):
         if not state.driven:
             return {}
         return by_name(self.speed(t, x, dict(state.driven)), state.driven, "the function for dtheta/dt")
-
-    def check_bound(self) -> None:
-        """Raise `InputError` if the controller is not part of a block."""
-        check_bound(self, self.bound)
 
 
 def by_name(value: Tensor | Theta, names: Iterable[str], source: str) -> dict[str, Tensor]:
@@ -189,7 +173,6 @@ def expand_shared(theta: Theta, shapes: Shapes, batch: int) -> dict[str, Tensor]
 
 
 def check_bound(module: Any, bound: bool) -> None:
-    """Raise `InputError` if a controller, or a part of one, is not part of a block."""
     if not bound:
         raise InputError(
             f"this {type(module).__name__} is not part of a block yet: pass it to ncode.NCODE(dynamics, controller)"
@@ -197,7 +180,7 @@ def check_bound(module: Any, bound: bool) -> None:
 
 
 def check_closed(owner: str, shapes: Shapes, defaults: Theta) -> None:
-    """Raise `InputError` for an open shape, since no weight can be sized by it, and if there is no control at all."""
+    """Refuse an open shape, since no weight can be sized by it, and dynamics without a control."""
     for name, shape in shapes.items():
         if name not in defaults:
             raise InputError(
@@ -209,13 +192,3 @@ def check_closed(owner: str, shapes: Shapes, defaults: Theta) -> None:
             f"{owner} has nothing to control: the dynamics take no control. Give them one (controlled=...,"
             " context=...), or use Static()"
         )
-
-
-def check_identifiers(names: Iterable[str]) -> None:
-    """Raise `InputError` for a control name that cannot be part of a `state_dict` key."""
-    for name in names:
-        if not name.isidentifier():
-            raise InputError(
-                f"the control name {name!r} must be an identifier, since it becomes part of state_dict keys: use"
-                " letters, digits and underscores"
-            )

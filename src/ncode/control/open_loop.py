@@ -42,12 +42,10 @@ class OpenLoop(Controller):
         self.heads = Heads(self.width, {}, self.scale)
 
     def build(self, shapes: Shapes, defaults: Theta) -> None:
-        """Make one head per control."""
         check_closed("OpenLoop", shapes, defaults)
         self.heads = Heads(self.width, defaults, self.scale)
 
     def initial_theta(self, context: Tensor) -> Theta:
-        """Return gamma(x0)."""
         return self.heads(check_features("OpenLoop", self.trunk(context), self.width, context.shape[0]))
 
 
@@ -65,7 +63,6 @@ class DataControl(Controller):
     equation = "theta = x0"
 
     def build(self, shapes: Shapes, defaults: Theta) -> None:
-        """Refuse more than one control."""
         if len(shapes) != 1:
             raise InputError(
                 f"DataControl sets one control, the initial value; the dynamics take {format_shapes(shapes)}."
@@ -73,7 +70,6 @@ class DataControl(Controller):
             )
 
     def initial_theta(self, context: Tensor) -> Tensor:
-        """Return what the block is given."""
         return context
 
 
@@ -102,7 +98,7 @@ class Heads(nn.ModuleDict):
 
 
 def trunk_width(trunk: Any, width: int | None) -> int:
-    """Return the number of features of a trunk: `width`, or that of its last linear layer."""
+    """The number of features of a trunk: `width`, or that of its last linear layer."""
     if not isinstance(trunk, nn.Module):
         raise InputError(f"a trunk must be a module; given {type(trunk).__name__}")
     if width is not None:

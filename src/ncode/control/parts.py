@@ -37,8 +37,7 @@ class Parts(Controller):
         rest: Controller | None = None,
     ):
         super().__init__()
-        pairs = cast(Iterable[tuple[Names, Controller]], parts.items() if isinstance(parts, Mapping) else parts)
-        pairs = list(pairs)
+        pairs = list(cast(Iterable[tuple[Names, Controller]], parts.items() if isinstance(parts, Mapping) else parts))
         self.names = [tuple(map(current_name, (n,) if isinstance(n, str) else n)) for n, _ in pairs]
         controllers = [part for _, part in pairs] + ([] if rest is None else [rest])
         for part in controllers:
@@ -52,7 +51,6 @@ class Parts(Controller):
         self.controllers, self.has_rest = nn.ModuleList(controllers), rest is not None
 
     def build(self, shapes: Shapes, defaults: Theta) -> None:
-        """Bind each controller to its part."""
         named = [check_choice("control", name, shapes) for names in self.names for name in names]
         others = tuple(name for name in shapes if name not in named)
         if others and not self.has_rest:
@@ -64,44 +62,34 @@ class Parts(Controller):
             part.bind({n: shapes[n] for n in names}, {n: defaults[n] for n in names if n in defaults})
 
     def initial_theta(self, context: Tensor) -> Theta:
-        """Return the initial control of each part."""
-        found: dict[str, Tensor] = {}
-        for part, names in self._parts():
-            found |= by_name(part.initial_theta(context), names, f"{type(part).__name__}.initial_theta")
-        return found
+        return _merge(
+            by_name(part.initial_theta(context), names, f"{type(part).__name__}.initial_theta")
+            for part, names in self._parts()
+        )
 
     def start(self, context: Tensor) -> State:
-        """Return the states of all parts."""
         return _join(part.start(context) for part, _ in self._parts())
 
     def start_from(self, theta: Theta) -> State:
-        """Return the states of all parts."""
         return _join(part.start_from({name: theta[name] for name in names}) for part, names in self._parts())
 
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
-        """Return the controls of all parts."""
-        return {k: v for part, names in self._parts() for k, v in part.control(t, _select(state, names)).items()}
+        return _merge(part.control(t, _select(state, names)) for part, names in self._parts())
 
     def control_speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
-        """Return the speeds of all parts."""
-        return {
-            k: v for part, names in self._parts() for k, v in part.control_speed(t, x, _select(state, names)).items()
-        }
+        return _merge(part.control_speed(t, x, _select(state, names)) for part, names in self._parts())
 
     @property
     def motion(self) -> Motion:
-        """Constant if all parts are."""
         controllers = cast(Iterable[Controller], self.controllers)
         return Constant() if all(isinstance(part.motion, Constant) for part in controllers) else General()
 
     def config(self) -> dict[str, Any]:
-        """Return parts and rest."""
         rest = self.controllers[-1] if self.has_rest else None
         named = self.controllers[: len(self.controllers) - self.has_rest]
         return {"parts": list(zip(self.names, named, strict=False)), "rest": rest}
 
     def extra_repr(self) -> str:
-        """Show the names of each part."""
         return ", ".join(map(repr, self.names))
 
     def _parts(self) -> Iterator[tuple[Controller, tuple[str, ...]]]:
@@ -113,9 +101,9 @@ def _select(state: State, names: tuple[str, ...]) -> State:
 
 
 def _join(states: Iterable[State]) -> State:
-    fixed: dict[str, Tensor] = {}
-    driven: dict[str, Tensor] = {}
-    for state in states:
-        fixed |= state.fixed
-        driven |= state.driven
-    return State(fixed, driven)
+    fixed, driven = zip(*states, strict=True)
+    return State(_merge(fixed), _merge(driven))
+
+
+def _merge(parts: Iterable[Theta]) -> dict[str, Tensor]:
+    return {name: value for part in parts for name, value in part.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .._modules import Shapes, Theta, accept_old_names
-from .base import Controller, State, check_closed
+from .base import Controller, State, check_bound, check_closed
 
 
 class Static(Controller):
@@ -35,12 +35,11 @@ class Static(Controller):
             self.theta[name] = nn.Parameter(value.clone())
 
     def initial_theta(self, context: Tensor) -> Theta:
-        """Return the parameters, without a batch dimension."""
         return dict(self.theta.items())
 
     def start(self, context: Tensor) -> State:
         """Return an empty state: the solver finds the parameters by itself."""
-        self.check_bound()
+        check_bound(self, self.bound)
         return State({}, {})
 
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
@@ -60,10 +59,8 @@ class Zero(Controller):
     equation = "theta = 0"
 
     def build(self, shapes: Shapes, defaults: Theta) -> None:
-        """Refuse open shapes."""
         check_closed("Zero", shapes, defaults)
 
     def initial_theta(self, context: Tensor) -> Theta:
-        """Return zeros."""
         batch = context.shape[0]
         return {name: context.new_zeros(batch, *(n or 0 for n in shape)) for name, shape in self.shapes.items()}

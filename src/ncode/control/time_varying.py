@@ -22,8 +22,7 @@ Basis = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 class TimeVarying(Controller):
     """theta(t) = sum_k c_k phi_k(t): a control that varies with depth, as the layers of a discrete network differ.
 
-    The coefficients are constant and theta(t) is evaluated where it is needed, so the control is never integrated.
-    For a control with an ODE of its own see `Drift`.
+    theta(t) is evaluated where it is needed, never integrated. For a control with an ODE of its own see `Drift`.
 
     Args:
         basis: "fourier" or "polynomial" (Legendre).
@@ -41,11 +40,7 @@ class TimeVarying(Controller):
     equation = "theta = sum_k c_k phi_k(t)"
 
     def __init__(
-        self,
-        basis: str = "fourier",
-        terms: int = 3,
-        span: float = 1.0,
-        coefficients: Controller | None = None,
+        self, basis: str = "fourier", terms: int = 3, span: float = 1.0, coefficients: Controller | None = None
     ):
         super().__init__()
         coefficients = Static() if coefficients is None else coefficients
@@ -67,30 +62,24 @@ class TimeVarying(Controller):
         self.coefficients.bind({name: tuple(value.shape) for name, value in stacked.items()}, stacked)
 
     def initial_theta(self, context: Tensor) -> Theta:
-        """Return the control at t = 0."""
         return self.control(context.new_zeros(context.shape[0]), self.start(context))
 
     def start(self, context: Tensor) -> State:
-        """Return the state of the coefficients."""
         return self.coefficients.start(context)
 
     def start_from(self, theta: Theta) -> State:
-        """Refuse: the control at one time does not determine theta(t)."""
         raise InputError("TimeVarying makes the control a function of time: it cannot start from a given theta")
 
     def control(self, t: Tensor, state: State) -> dict[str, Tensor]:
-        """Return sum_k c_k phi_k(t)."""
         values, _ = BASES[self.basis](t / self.span, self.terms)
         return self._combine(values, t, state)
 
     def control_speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
-        """Return sum_k c_k dphi_k/dt."""
         _, slopes = BASES[self.basis](t / self.span, self.terms)
         return self._combine(slopes / self.span, t, state)
 
     @property
     def motion(self) -> Motion:
-        """No special form."""
         return General()
 
     def _combine(self, weights: Tensor, t: Tensor, state: State) -> dict[str, Tensor]:
