@@ -34,6 +34,7 @@ from torch import Tensor
 
 from .._torch_private import is_symbolic
 from ..checks import check_choice, check_number
+from ..dynamics.base import dense_rows
 from ..errors import InputError
 from ..ode.problem import check_finite, check_saved, check_state, check_time
 from .taylor import act, growth_of_powers, growth_of_rows, plan_action, powers_of, square_and_multiply
@@ -119,11 +120,11 @@ def _flow(
     """exp(sigma A) x0 at sigma = 1 and at the saved fractions sigma (batch, T)."""
     x = x0.to(a.dtype)
     if columns is None or formulation == "matrix":
-        return _by_matrix(a if columns is None else _to_dense(a, columns), x, sigma, bound, x0.dtype)
+        return _by_matrix(a if columns is None else dense_rows(a, columns), x, sigma, bound, x0.dtype)
     alpha = _largest_alpha(growth_of_rows(a.detach(), columns), a, x) if bound is None else bound
     parts, degree = plan_action(alpha, x0.dtype, 0 if sigma is None else sigma.shape[1])
     if formulation == "auto" and not _action_is_faster(a, parts * degree):
-        return _by_matrix(_to_dense(a, columns), x, sigma, alpha, x0.dtype)
+        return _by_matrix(dense_rows(a, columns), x, sigma, alpha, x0.dtype)
     if parts > _MAX_PARTS:
         raise InputError(
             f"the action would take {parts:.3g} parts, since theta (t1 - t0) is as large as {alpha:.3g}:"
@@ -163,12 +164,6 @@ def _largest_alpha(alpha: Tensor, a: Tensor, x: Tensor) -> float:
         check_finite("theta (t1 - t0)", a)
         raise InputError(f"theta (t1 - t0) is as large as {largest:.3g}: no digit of the flow would be right")
     return largest
-
-
-def _to_dense(values: Tensor, columns: Tensor) -> Tensor:
-    """Sparse rows as matrices (batch, m, m)."""
-    batch, m, _ = values.shape
-    return values.new_zeros(batch, m, m).scatter_add(2, columns.expand_as(values), values)
 
 
 def _check(theta: Tensor, x0: Tensor, columns: Tensor | None, formulation: str) -> None:

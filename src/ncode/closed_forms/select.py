@@ -21,7 +21,7 @@ from torch import Tensor
 from .._modules import Theta
 from .._torch_private import is_transforming
 from ..control.base import Constant, Motion, OuterProduct
-from ..dynamics.base import ACTIVATIONS, Product, Structure
+from ..dynamics.base import ACTIVATIONS, Product, Structure, dense_rows
 from ..ode.problem import SolveOptions
 from ..ode.step import fixed_steps
 from .linear import linear_flow
@@ -112,11 +112,12 @@ def closed_form(
         case Product(rho="identity"), Constant() if options.dt is None:
             return LinearForm(structure, t0, t1, second_derivatives=options.gradient == "autograd")
         case Product(columns=None), OuterProduct() if structure.control == motion.control:
-            if isinstance(t0, Tensor) or isinstance(t1, Tensor) or not _has_fixed_steps(t0, t1, options):
+            # Steps must be fixed, forward in time and not too many.
+            if isinstance(t0, Tensor) or isinstance(t1, Tensor) or options.dt is None or not t1 > t0:
                 return None
-            return PlasticForm(structure, motion, float(t0), float(t1), options)
-        case _:
-            return None
+            if options.gradient == "discrete" and fixed_steps(t1 - t0, options.dt) <= options.max_steps:
+                return PlasticForm(structure, motion, float(t0), float(t1), options)
+    return None
 
 
 def can_solve(form: ClosedForm, x0: Tensor, cost: Any, save_at: Tensor | None, dense: bool) -> bool:
@@ -139,20 +140,11 @@ def _has_triton(device: int) -> bool:
     return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 0)
 
 
-def _has_fixed_steps(t0: float, t1: float, options: SolveOptions) -> bool:
-    """Whether steps are fixed, forward in time and not too many."""
-    if options.dt is None or options.gradient != "discrete" or not t1 > t0:
-        return False
-    return fixed_steps(t1 - t0, options.dt) <= options.max_steps
-
-
 def _shared_flow(
     w: Tensor, columns: Tensor | None, x0: Tensor, t0: float, t1: float, ts: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """The flow of one matrix that all samples share: one exponential per time."""
-    m, x, a = x0.shape[1], x0.double(), w.double()
-    if columns is not None:
-        a = a.new_zeros(m, m).scatter_add(1, columns, a)
+    x, a = x0.double(), w.double() if columns is None else dense_rows(w.double(), columns)
     end = (x @ torch.linalg.matrix_exp(a * (t1 - t0)).mT).to(x0.dtype)
     if ts is None:
         return end, None

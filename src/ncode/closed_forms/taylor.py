@@ -162,27 +162,20 @@ class _ActionPart(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (x, rows, rho, columns, y0), u, degree = ctx.saved_tensors, grads[0], ctx.degree
         with torch.no_grad():
-            got = _action_backward(grads[0], ctx.saved_tensors, ctx.degree, ctx.needs_input_grad)
-        return *forbid_double_backward(NO_SECOND_DERIVATIVE, (*ctx.saved_tensors[:3], *grads), got), None, None
-
-
-def _action_backward(
-    u: Tensor, saved: tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor], degree: int, needs_grad: Sequence[bool]
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """The gradients of x, rows and rho, from that of y_0."""
-    x, rows, rho, columns, y0 = saved
-    ys = list(_horner(x, rows, rho, columns, degree))
-    rows_grad = torch.zeros_like(rows).repeat(1, 1, x.shape[1], 1) if needs_grad[1] else None
-    x_grad, g = u.clone(), u
-    for k in range(1, degree + 1):
-        z = g / k if rho is None else g * (rho / k)
-        if rows_grad is not None:
-            rows_grad.addcmul_(z, _picked(ys[degree - k], columns, len(rows)))
-        g = torch.zeros_like(g).index_add_(0, columns, (rows * z).flatten(0, 1))
-        x_grad += g
-    rho_grad = (u * _multiply(rows, columns, y0)).sum(0) if needs_grad[2] else None
-    return x_grad, None if rows_grad is None else rows_grad.sum(2, keepdim=True), rho_grad
+            ys = list(_horner(x, rows, rho, columns, degree))
+            rows_grad = torch.zeros_like(rows).repeat(1, 1, x.shape[1], 1) if ctx.needs_input_grad[1] else None
+            x_grad, g = u.clone(), u
+            for k in range(1, degree + 1):
+                z = g / k if rho is None else g * (rho / k)
+                if rows_grad is not None:
+                    rows_grad.addcmul_(z, _picked(ys[degree - k], columns, len(rows)))
+                g = torch.zeros_like(g).index_add_(0, columns, (rows * z).flatten(0, 1))
+                x_grad += g
+            rho_grad = (u * _multiply(rows, columns, y0)).sum(0) if ctx.needs_input_grad[2] else None
+            got = x_grad, None if rows_grad is None else rows_grad.sum(2, keepdim=True), rho_grad
+        return *forbid_double_backward(NO_SECOND_DERIVATIVE, (x, rows, rho, u), got), None, None
 
 
 def _horner(x: Tensor, rows: Tensor, rho: Tensor | None, columns: Tensor, degree: int) -> Iterator[Tensor]:

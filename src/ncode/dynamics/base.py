@@ -159,6 +159,12 @@ def matvec(w: Tensor, x: Tensor) -> Tensor:
     return torch.bmm(w, x[..., None])[..., 0]
 
 
+def dense_rows(values: Tensor, columns: Tensor) -> Tensor:
+    """Return the matrices (..., m, m) of sparse rows: `values` (..., m, k), at these columns (m, k)."""
+    full = values.new_zeros(*values.shape[:-1], len(columns))
+    return full.scatter_add(-1, columns.expand_as(values), values)
+
+
 def affine(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
     """Return W x + b, where W and b may each have a batch dimension or be shared."""
     if w.dim() == 2 and b.dim() == 1:

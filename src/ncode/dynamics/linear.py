@@ -8,7 +8,7 @@ from torch import Tensor
 from .._modules import Theta
 from ..checks import check_choice, check_count
 from ..errors import InputError
-from .base import ACTIVATIONS, Dynamics, Product, Structure, matvec
+from .base import ACTIVATIONS, Dynamics, Product, Structure, dense_rows, matvec
 
 
 class Linear(Dynamics):
@@ -73,9 +73,8 @@ class SparseLinear(Dynamics):
         return Product("weight", columns=self.columns)
 
     def dense(self, values: Tensor) -> Tensor:
-        """Return the matrices W (batch, m, m) with these values (batch, m, nonzeros)."""
-        full = values.new_zeros(values.shape[0], self.m, self.m)
-        return full.scatter(2, self.columns.expand(values.shape[0], -1, -1), values)
+        """Return the matrices W (..., m, m) with these values (..., m, nonzeros)."""
+        return dense_rows(values, self.columns)
 
 
 class Recurrent(Dynamics):
