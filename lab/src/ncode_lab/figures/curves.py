@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .style import colour, new_figure
+from .style import colour, draw_band, new_panels, shared_legend
 
 Curves = Mapping[str, Sequence[float]]  # as `Result.curves` has them
 
@@ -32,66 +32,45 @@ class Quantity(NamedTuple):
     log: bool = False
 
 
-class Spread(NamedTuple):
-    """Steps (T,), and the mean, minimum and maximum over seeds at each."""
-
-    steps: torch.Tensor
-    mean: torch.Tensor
-    low: torch.Tensor
-    high: torch.Tensor
-
-
 def draw_curves(
-    curves: Mapping[str, Sequence[Curves]],
-    quantities: Sequence[Quantity],
-    *,
-    shades: Mapping[str, str] | None = None,
-    titles: Mapping[str, str] | None = None,
+    curves: Mapping[str, Sequence[Curves]], quantities: Sequence[Quantity], titles: Mapping[str, str]
 ) -> Figure:
     """One panel per quantity, one line per model: the mean over its seeds, with a band from minimum to maximum.
 
     Args:
         curves: Curves of the seeds of each model, as in `Result.curves`.
         quantities: The quantities to show.
-        shades: Colours of models. Default: `style.colour`.
-        titles: Names of models in the legend. Default: their own.
+        titles: Names of models in the legend, where they are not the models' own.
 
     >>> seen = {"train step": [1, 5, 10], "train loss": [0.9, 0.4, 0.1]}
-    >>> len(draw_curves({"node": [seen, seen]}, [Quantity("train", "loss", "loss", log=True)]).axes)
+    >>> len(draw_curves({"node": [seen, seen]}, [Quantity("train", "loss", "loss", log=True)], {}).axes)
     1
     """
-    figure = new_figure(1, len(quantities), width=4.2, height=3.3)
-    panels = figure.subplots(1, len(quantities), squeeze=False)[0]
+    figure, (panels,) = new_panels(1, len(quantities), width=4.2, height=3.3)
     for panel, quantity in zip(panels, quantities, strict=True):
         for model, seeds in curves.items():
-            shade, title = (shades or {}).get(model) or colour(model), (titles or {}).get(model, model)
-            draw_curve(panel, seeds, quantity, color=shade, label=title)
+            draw_curve(panel, seeds, quantity, colour(model), titles.get(model, model))
         panel.set(xlabel="training steps", ylabel=quantity.label)
         if quantity.log:
             panel.set_yscale("log")
         panel.spines[["top", "right"]].set_visible(False)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(5, max(1, len(labels))), frameon=False)
+    shared_legend(figure, panels, columns=5)
     return figure
 
 
-def draw_curve(panel: Axes, seeds: Sequence[Curves], quantity: Quantity, *, color: str, label: str = "") -> None:
+def draw_curve(panel: Axes, seeds: Sequence[Curves], quantity: Quantity, color: str, label: str = "") -> None:
     """The line and band of one model; nothing if no seed has logged the quantity."""
-    spread = spread_of(seeds, quantity)
-    if spread is None:
-        return
-    steps, mean, low, high = (each.numpy() for each in spread)
-    # A single point needs a marker to be visible.
-    mark: dict[str, Any] = {"marker": "o", "markersize": 4} if len(steps) == 1 else {}
-    panel.plot(steps, mean, color=color, linewidth=1.6, label=label, **mark)
-    if len(seeds) > 1:
-        panel.fill_between(steps, low, high, color=color, alpha=0.2, linewidth=0)
+    found = align_seeds(seeds, quantity)
+    if found is not None:
+        # A single point needs a marker to be visible.
+        draw_band(panel, *found, color, label, marker="o" if len(found[0]) == 1 else "", markersize=4)
 
 
-def spread_of(seeds: Sequence[Curves], quantity: Quantity) -> Spread | None:
-    """Mean and range over seeds at the steps of the first, up to the end of the shortest.
+def align_seeds(seeds: Sequence[Curves], quantity: Quantity) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Steps (T,) and values (seeds, T), at the steps of the first seed, up to the end of the shortest.
 
     Seeds may be logged at different steps, depending on the speed of the machine: values are interpolated linearly.
+    None if no seed has logged the quantity.
     """
     step, name = f"{quantity.kind} step", f"{quantity.kind} {quantity.name}"
     known = [_pair(seed[step], seed[name]) for seed in seeds if step in seed and name in seed]
@@ -101,8 +80,7 @@ def spread_of(seeds: Sequence[Curves], quantity: Quantity) -> Spread | None:
     first, last = max(float(at[0]) for at, _ in known), min(float(at[-1]) for at, _ in known)
     steps = known[0][0]
     steps = steps[(steps >= first) & (steps <= last)]
-    rows = quantity.scale * torch.stack([_between(steps, *pair) for pair in known])
-    return Spread(steps, rows.mean(0), rows.amin(0), rows.amax(0))
+    return steps, quantity.scale * torch.stack([_between(steps, *pair) for pair in known])
 
 
 def _pair(steps: Sequence[float], values: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,8 @@
-"""One look for all figures: sizes, colours of models, and grids of images."""
+"""One look for all figures: sizes, colours of models, legends, bands over seeds, and grids of images."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,28 +10,44 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-# The same in every figure: static models are grey, baselines muted, ours blue and red. Distinct for the colour-blind
-# too (Okabe and Ito's palette).
+# The same in every figure, and distinct within each, also for the colour-blind (Okabe and Ito's palette): static models
+# are grey, baselines muted, ours blue and red.
 COLOURS = {
     "node": "#7f7f7f",
     "anode": "#E69F00",
+    "anode-wide": "#8C564B",
     "data-control": "#009E73",
     "open-loop": "#0072B2",
     "closed-loop": "#D55E00",
+    # Classification: single blocks, and networks of them.
     "ncode": "#0072B2",
+    "ncode-3x3": "#56B4E9",
+    "ncode-closed": "#D55E00",
+    "gamma-alone": "#CC79A7",
+    "ncode-net": "#0072B2",
+    "static-net": "#7f7f7f",
+    "static-net-wide": "#8C564B",
+    # Memory.
+    "ode-rnn": "#E69F00",
+    "lstm": "#CC79A7",
+    "lstm-miconi": "#8C564B",
+    # Autoencoders.
+    "auton-code": "#0072B2",
+    "ae": "#E69F00",
+    "ae-wide": "#8C564B",
+    "vae": "#009E73",
+    "sparse": "#CC79A7",
+    "denoising": "#7f7f7f",
 }
-OTHERS = ("#CC79A7", "#56B4E9", "#8C564B", "#F0E442", "#000000")
 
 
 def colour(model: str) -> str:
-    """The colour of a model, the same in every figure.
+    """The colour of a model, the same in every figure; black for others.
 
     >>> colour("open-loop")
     '#0072B2'
     """
-    if model in COLOURS:
-        return COLOURS[model]
-    return OTHERS[sum(map(ord, model)) % len(OTHERS)]
+    return COLOURS.get(model, "black")
 
 
 def new_figure(rows: int = 1, columns: int = 1, width: float = 3.2, height: float = 3.0) -> Figure:
@@ -40,6 +57,29 @@ def new_figure(rows: int = 1, columns: int = 1, width: float = 3.2, height: floa
     [9.0, 3.0]
     """
     return Figure(figsize=(columns * width, rows * height), layout="constrained")
+
+
+def new_panels(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, Any]:
+    """A figure and its panels, an array (rows, columns); `options` are those of `Figure.subplots`."""
+    figure = new_figure(rows, columns, width, height)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def shared_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
+    """One legend above all panels, each name once."""
+    known = {}
+    for panel in panels:
+        handles, labels = panel.get_legend_handles_labels()
+        known |= dict(zip(labels, handles, strict=True))
+    columns = max(1, min(len(known), columns))
+    figure.legend(list(known.values()), list(known), loc="outside upper center", ncols=columns, frameon=False)
+
+
+def draw_band(panel: Axes, x: Tensor, rows: Tensor, color: Any, label: str = "", **style: Any) -> None:
+    """The mean of rows (seeds, points), with a band from minimum to maximum if there are several."""
+    panel.plot(x, rows.mean(0), color=color, label=label or None, **{"linewidth": 1.5, **style})
+    if len(rows) > 1:
+        panel.fill_between(x, rows.amin(0), rows.amax(0), color=color, alpha=0.2, linewidth=0)
 
 
 def tile(images: Tensor, columns: int, gap: int = 1) -> Any:

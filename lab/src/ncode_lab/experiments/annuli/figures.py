@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from matplotlib.axes import Axes
@@ -13,11 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ...figures.style import new_figure
+from ...figures.style import new_panels
 
-# Unlike the colours of models, and distinct for the colour-blind.
-INNER, OUTER = "#3B4CC0", "#C9960C"
-SHADES = (INNER, OUTER)
+SHADES = ("#3B4CC0", "#C9960C")  # of the classes: unlike the colours of models, and distinct for the colour-blind
 SOFT = LinearSegmentedColormap.from_list("soft", ["#9DA8EC", "#FFFFFF", "#F0D284"])
 NAMES = ("inner disc", "outer annulus")
 TITLES = {"node": "NODE", "anode": "ANODE", "open-loop": "open-loop N-CODE", "closed-loop": "closed-loop N-CODE"}
@@ -54,30 +52,29 @@ class Flows(NamedTuple):
 
 def draw_boundaries(boundaries: Mapping[str, Boundary]) -> Figure:
     """One panel per model: the probability of a class over the plane, with held-out points."""
-    figure, panels = _panels(boundaries)
-    image = None
+    figure, (panels,) = new_panels(1, len(boundaries), width=2.6, height=3.3)
     for panel, (model, boundary) in zip(panels, boundaries.items(), strict=True):
         low, high = float(boundary.axis[0]), float(boundary.axis[-1])
         probability = boundary.probability.numpy()
-        image = panel.imshow(
-            probability, extent=(low, high, low, high), origin="lower", cmap=SOFT, vmin=0, vmax=1, zorder=0
-        )
+        style = {"origin": "lower", "cmap": SOFT, "vmin": 0, "vmax": 1, "zorder": 0}
+        panel.imshow(probability, extent=(low, high, low, high), **style)
         if probability.min() < 0.5 < probability.max():
             axis = boundary.axis.numpy()
             panel.contour(axis, axis, probability, levels=[0.5], colors="black", linewidths=1.2)
-        _scatter(panel, boundary.x, boundary.y)
+        for kind, shade in enumerate(SHADES):
+            shown = boundary.x[boundary.y == kind].T.numpy()
+            panel.scatter(*shown, s=7, color=shade, edgecolors="white", linewidths=0.3, zorder=3)
         panel.set_title(f"{_title(model)}\n{_per_cent(boundary.accuracy)} of held-out points", fontsize="medium")
         _plane(panel, (low, high), (low, high))
-    if image is not None:
-        bar = figure.colorbar(image, ax=list(panels), ticks=[0, 0.5, 1], shrink=0.8, pad=0.02)
-        bar.set_label("probability of the outer class")
+    bar = figure.colorbar(panels[0].images[0], ax=list(panels), ticks=[0, 0.5, 1], shrink=0.8, pad=0.02)
+    bar.set_label("probability of the outer class")
     figure.legend(handles=_classes(), loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
 def draw_trajectories(paths: Mapping[str, Paths]) -> Figure:
     """One panel per model: trajectories of both classes, each panel at its own scale."""
-    figure, panels = _panels(paths)
+    figure, (panels,) = new_panels(1, len(paths), width=2.6, height=3.3)
     for panel, (model, path) in zip(panels, paths.items(), strict=True):
         # The larger class first, so that the disc is not buried.
         for kind in (1, 0):
@@ -93,42 +90,41 @@ def draw_trajectories(paths: Mapping[str, Paths]) -> Figure:
         panel.set_title(_title(model) + hidden, fontsize="medium")
         _plane(panel, *sides)
     end = Line2D([], [], linestyle="", marker="o", markersize=4, color="black", label="where it ends")
-    legend = [*_classes(), end]
-    legend.append(Line2D([], [], color="0.35", linestyle="--", label="read-out's boundary"))
-    figure.legend(handles=legend, loc="outside lower center", ncols=4, frameon=False)
+    line = Line2D([], [], color="0.35", linestyle="--", label="read-out's boundary")
+    figure.legend(handles=[*_classes(), end, line], loc="outside lower center", ncols=4, frameon=False)
     return figure
 
 
 def draw_flows(flows: Flows, model: str) -> Figure:
     """One row per point, one column per time: the field that the point meets, and its trajectory so far."""
-    figure = new_figure(2, len(flows.ts), width=2.0, height=2.15)
-    panels = figure.subplots(2, len(flows.ts), sharex=True, sharey=True, squeeze=False)
-    for kind in range(2):
-        for number, time in enumerate(flows.ts.tolist()):
-            panel = panels[kind][number]
-            _field(panel, flows, kind, number, time)
-            if kind == 0:
-                panel.set_title(f"t = {time:.2f}", fontsize="medium")
-            panel.set_xlabel("$x_1$" if kind == 1 else "")
-        panels[kind][0].set_ylabel(f"{('inner', 'outer')[kind]} point\n$x_2$")
+    figure, panels = new_panels(2, len(flows.ts), width=2.0, height=2.15, sharex=True, sharey=True)
+    for number, time in enumerate(flows.ts.tolist()):
+        for kind in range(2):
+            _field(panels[kind][number], flows, kind, number, time)
+        panels[0][number].set_title(f"t = {time:.2f}", fontsize="medium")
+    _label_points(panels)
     figure.suptitle(f"{_title(model)}: the field that each of two points meets", fontsize="medium")
     return figure
 
 
 def draw_fields(flows: Mapping[str, Flows]) -> Figure:
     """One column per model, one row per point: the field that the point meets half-way, and its whole trajectory."""
-    figure = new_figure(2, len(flows), width=2.4, height=2.5)
-    panels = figure.subplots(2, len(flows), squeeze=False)
+    figure, panels = new_panels(2, len(flows), width=2.4, height=2.5)
     for column, (model, flow) in enumerate(flows.items()):
         middle = len(flow.ts) // 2
         for kind in range(2):
-            panel = panels[kind][column]
-            _field(panel, flow, kind, middle, float(flow.times[-1]))
-            if kind == 0:
-                panel.set_title(f"{_title(model)}\nt = {float(flow.ts[middle]):.2f}", fontsize="medium")
-            panel.set_xlabel("$x_1$" if kind == 1 else "")
-            panel.set_ylabel(f"{('inner', 'outer')[kind]} point\n$x_2$" if column == 0 else "")
+            _field(panels[kind][column], flow, kind, middle, float(flow.times[-1]))
+        panels[0][column].set_title(f"{_title(model)}\nt = {float(flow.ts[middle]):.2f}", fontsize="medium")
+    _label_points(panels)
     return figure
+
+
+def _label_points(panels: Any) -> None:
+    """Axes of a figure with one row for an inner and one for an outer point."""
+    for panel in panels[1]:
+        panel.set_xlabel("$x_1$")
+    for kind, row in zip(("inner", "outer"), panels, strict=True):
+        row[0].set_ylabel(f"{kind} point\n$x_2$")
 
 
 def _field(panel: Axes, flows: Flows, kind: int, number: int, time: float) -> None:
@@ -143,12 +139,6 @@ def _field(panel: Axes, flows: Flows, kind: int, number: int, time: float) -> No
     panel.plot(*so_far[-1], "o", color=SHADES[kind], markeredgecolor="black", markersize=6)
     panel.set_aspect("equal")
     panel.set(xlim=(axis[0], axis[-1]), ylim=(axis[0], axis[-1]))
-
-
-def _panels(models: Mapping[str, object]) -> tuple[Figure, Sequence[Axes]]:
-    columns = max(1, len(models))
-    figure = new_figure(1, columns, width=2.6, height=3.3)
-    return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
 def _plane(panel: Axes, width: tuple[float, float], height: tuple[float, float]) -> None:
@@ -175,11 +165,6 @@ def _boundary_line(panel: Axes, line: Tensor, sides: tuple[tuple[float, float], 
     foot = middle - (normal @ middle + c) / (normal @ normal) * normal
     along = torch.tensor([-b, a]) / normal.norm() * (sides[0][1] - sides[0][0])
     panel.plot(*torch.stack([foot - 2 * along, foot + 2 * along]).T.numpy(), "--", color="0.35", linewidth=1.1)
-
-
-def _scatter(panel: Axes, x: Tensor, y: Tensor) -> None:
-    for kind, shade in enumerate(SHADES):
-        panel.scatter(*x[y == kind].T.numpy(), s=7, color=shade, edgecolors="white", linewidths=0.3, zorder=3)
 
 
 def _classes() -> list[Line2D]:

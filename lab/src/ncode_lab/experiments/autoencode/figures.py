@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ...figures.style import new_figure, show_images
-from ..coding.figures import colour, title
-
-Curves = Mapping[str, Sequence[float]]
+from ...figures.curves import Curves
+from ...figures.style import colour, new_figure, new_panels, show_images
+from ..coding.figures import title
 
 
 def draw_reconstructions(truth: Tensor, back: Mapping[str, Tensor]) -> Figure:
     """A row of test images (n, C, H, W), bytes, and below it the reconstructions, one row per model."""
     rows = {"test images": truth, **{title(model): images for model, images in back.items()}}
-    figure = new_figure(len(rows), 1, width=0.575 * len(truth) + 1.25, height=0.64)
+    figure, panels = new_panels(len(rows), 1, width=0.575 * len(truth) + 1.25, height=0.64)
     # "constrained" knows the width of long names only at the second drawing: the first one, an SVG, cut them off.
     figure.set_layout_engine("compressed")
-    panels = figure.subplots(len(rows), 1, squeeze=False)[:, 0]
-    for panel, (name, images) in zip(panels, rows.items(), strict=True):
+    for (panel,), (name, images) in zip(panels, rows.items(), strict=True):
         show_images(panel, images, columns=len(images))
-        _name_row(panel, name)
+        panel.set_ylabel(name, rotation=0, ha="right", va="center", fontsize="small")
     return figure
 
 
@@ -66,7 +63,3 @@ def draw_training(curves: Mapping[str, Sequence[Curves]], principal: Mapping[str
     panel.set_ylabel("mean squared error (dashed: training batches)", fontsize="small")
     panel.legend(frameon=False, fontsize="small")
     return figure
-
-
-def _name_row(panel: Axes, name: str) -> None:
-    panel.set_ylabel(name, rotation=0, ha="right", va="center", fontsize="small")

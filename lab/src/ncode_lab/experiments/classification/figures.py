@@ -6,27 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ...figures.style import new_figure
-
-# In the order of the paper's table. Single blocks share a panel, and so do networks: colours differ within each.
-COLOURS = {
-    "node": "#7f7f7f",
-    "anode": "#E69F00",
-    "anode-wide": "#8C564B",
-    "data-control": "#009E73",
-    "ncode": "#0072B2",
-    "ncode-3x3": "#56B4E9",
-    "ncode-closed": "#D55E00",
-    "gamma-alone": "#CC79A7",
-    "ncode-net": "#0072B2",
-    "static-net": "#7f7f7f",
-    "static-net-wide": "#8C564B",
-}
-Curves = Mapping[str, Sequence[float]]
+from ...figures.curves import Curves
+from ...figures.style import colour, draw_band, new_panels, shared_legend
 
 
 class Course(NamedTuple):
@@ -41,17 +25,16 @@ class Course(NamedTuple):
 
 def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
     """Accuracy, losses and evaluations, from the curves of the seeds of each model."""
-    figure = new_figure(1, 3, width=3.6, height=3.2)
-    accuracy, losses, nfe = figure.subplots(1, 3)
+    figure, ((accuracy, losses, nfe),) = new_panels(1, 3, width=3.6, height=3.2)
     for model, seeds in curves.items():
-        course, colour = course_of(seeds), COLOURS.get(model, "black")
-        _line(accuracy, course.steps, 100 * course.accuracy, colour, model)
-        _line(losses, course.steps, course.loss, colour)
-        _line(losses, course.steps, course.train, colour, style="--")
+        course, shade = course_of(seeds), colour(model)
+        draw_band(accuracy, course.steps, 100 * course.accuracy, shade, model)
+        draw_band(losses, course.steps, course.loss, shade)
+        draw_band(losses, course.steps, course.train, shade, linestyle="--")
         if not course.nfe.any():  # the model has no flow
             continue
-        nfe.plot(course.loss.flatten(), course.nfe.flatten(), ".", color=colour, markersize=3, alpha=0.3, linewidth=0)
-        nfe.plot(course.loss.mean(0), course.nfe.mean(0), color=colour, linewidth=1.2)
+        nfe.plot(course.loss.flatten(), course.nfe.flatten(), ".", color=shade, markersize=3, alpha=0.3, linewidth=0)
+        nfe.plot(course.loss.mean(0), course.nfe.mean(0), color=shade, linewidth=1.2)
     accuracy.set(xlabel="training steps", ylabel="held-out accuracy, %")
     losses.set(xlabel="training steps", ylabel="loss (dashed: training images)")
     if _spans_decades(curves):
@@ -59,7 +42,7 @@ def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
     low, high = nfe.get_ylim()
     nfe.set(xlabel="held-out loss", ylabel="evaluations of the field", ylim=(max(0, low - 2), high + 2))
     rows = -(-len(curves) // 6)
-    figure.legend(loc="outside upper center", ncols=-(-len(curves) // rows), frameon=False)
+    shared_legend(figure, [accuracy], columns=-(-len(curves) // rows))
     return figure
 
 
@@ -84,12 +67,6 @@ def _binned(seed: Curves, steps: Tensor) -> Tensor:
     place = torch.searchsorted(steps, at)
     means = [loss[place == number].mean() for number in range(len(steps))]
     return torch.stack(means) if means else torch.zeros(0, dtype=torch.float64)
-
-
-def _line(panel: Axes, steps: Tensor, rows: Tensor, colour: str, label: str | None = None, style: str = "-") -> None:
-    panel.plot(steps, rows.mean(0), style, color=colour, linewidth=1.4, label=label)
-    if len(rows) > 1:
-        panel.fill_between(steps, rows.amin(0), rows.amax(0), color=colour, alpha=0.15, linewidth=0)
 
 
 def _spans_decades(curves: Mapping[str, Sequence[Curves]]) -> bool:

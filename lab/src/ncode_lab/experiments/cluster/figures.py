@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ...figures.style import new_figure
+from ...figures.style import new_panels
 from ..coding.figures import title
 
 
@@ -27,8 +27,7 @@ class Map(NamedTuple):
 
 def draw_maps(maps: Mapping[str, Map], classes: Sequence[str]) -> Figure:
     """One row per model: its map coloured by mixture components, and by labels."""
-    figure = new_figure(len(maps), 2, width=3.9, height=3.7)
-    panels = figure.subplots(len(maps), 2, squeeze=False)
+    figure, panels = new_panels(len(maps), 2, width=3.9, height=3.7)
     colours = [colormaps["tab10"](number % 10) for number in range(max(10, len(classes)))]
     for (left, right), (model, each) in zip(panels, maps.items(), strict=True):
         _scatter(left, each.places, each.clusters, colours)

@@ -1,4 +1,4 @@
-"""Names and colours of autoencoders in figures, and figures per data set."""
+"""Names of autoencoders in figures, and figures per data set."""
 
 from __future__ import annotations
 
@@ -8,14 +8,6 @@ from ...training import Result
 from ..base import Picture
 from ..common import file_name
 
-COLOURS = {
-    "auton-code": "#0072B2",
-    "ae": "#E69F00",
-    "ae-wide": "#8C564B",
-    "vae": "#009E73",
-    "sparse": "#CC79A7",
-    "denoising": "#7f7f7f",
-}
 TITLES = {
     "auton-code": "AutoN-CODE",
     "ae": "AE",
@@ -25,11 +17,6 @@ TITLES = {
     "denoising": "denoising AE",
     "pixels": "pixels",
 }
-
-
-def colour(model: str) -> str:
-    """The colour of a model, the same in all figures of autoencoders."""
-    return COLOURS.get(model, "black")
 
 
 def title(model: str) -> str:

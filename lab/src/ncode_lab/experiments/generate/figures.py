@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ...figures.style import new_figure, show_images
-from ..coding.figures import colour, title
+from ...figures.style import colour, new_figure, new_panels, show_images
+from ..coding.figures import title
 
 Line = Mapping[float, float]  # a score at each value of the axis
 
@@ -30,8 +30,7 @@ class Neighbours(NamedTuple):
 def draw_samples(samples: Mapping[str, Mapping[str, Tensor]], columns: int = 6) -> Figure:
     """One row of panels per model, one panel per density: samples (n, C, H, W), bytes."""
     wide = len(next(iter(samples.values())))
-    figure = new_figure(len(samples), wide, width=2.1, height=2.2)
-    panels = figure.subplots(len(samples), wide, squeeze=False)
+    figure, panels = new_panels(len(samples), wide, width=2.1, height=2.2)
     for panel, name in zip(panels[0], next(iter(samples.values())), strict=True):
         panel.set_title(name, fontsize="small")
     for row, (model, each) in zip(panels, samples.items(), strict=True):
@@ -98,13 +97,12 @@ def draw_neighbours(found: Mapping[str, Neighbours]) -> Figure:
 def _legend(panel: Axes, models: Sequence[str], paper: bool) -> None:
     """Next to the panel, where it hides no line."""
     lines = [Line2D([], [], color=colour(model), label=title(model)) for model in models]
-    lines.append(
-        Line2D([], [], color="0.3", linestyle="-", marker="o", markersize=4, label="fitted to test codes (paper)")
-    )
-    lines.append(
-        Line2D([], [], color="0.3", linestyle="--", marker="s", markersize=4, label="to training codes (honest)")
-    )
-    lines.append(Line2D([], [], color="0.3", linestyle=":", label="coded and decoded test images"))
+    for label, style, marker in (
+        ("fitted to test codes (paper)", "-", "o"),
+        ("to training codes (honest)", "--", "s"),
+        ("coded and decoded test images", ":", ""),
+    ):
+        lines.append(Line2D([], [], color="0.3", linestyle=style, marker=marker, markersize=4, label=label))
     if paper:
         star = {"marker": "*", "markersize": 11, "markeredgecolor": "black", "linestyle": "none"}
         lines.append(Line2D([], [], color="white", label="the paper's numbers", **star))

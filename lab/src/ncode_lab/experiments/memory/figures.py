@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from matplotlib import colormaps
@@ -12,9 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ...figures.style import colour, new_figure
+from ...figures.style import colour, draw_band, new_figure, new_panels, shared_legend
 
-COLOURS = {"ode-rnn": "#E69F00", "lstm": "#CC79A7", "lstm-miconi": "#8C564B"}
 NAMES = {
     "ncode": "plastic N-CODE",
     "data-control": "data-controlled NODE",
@@ -44,8 +43,8 @@ def draw_rivals(lines: Sequence[Line]) -> Figure:
     settings = _settings(line for line in lines if line.model != "ncode") or _settings(lines)
     rows = sorted({n for n, _, _ in settings})
     columns = max(sum(n == row for n, _, _ in settings) for row in rows)
-    figure = new_figure(len(rows), columns, width=3.0 if columns > 1 else 6.6, height=2.8 if columns > 1 else 3.6)
-    panels = figure.subplots(len(rows), columns, sharey=True, squeeze=False)
+    width, height = (3.0, 2.8) if columns > 1 else (6.6, 3.6)
+    figure, panels = new_panels(len(rows), columns, width, height, sharey=True)
     for row, n in enumerate(rows):
         here = [setting for setting in settings if setting[0] == n]
         for panel, setting in zip(panels[row], here, strict=False):
@@ -54,7 +53,7 @@ def draw_rivals(lines: Sequence[Line]) -> Figure:
         for panel in panels[row][len(here) :]:
             panel.set_axis_off()
         panels[row][0].set_ylabel("error, %")
-    _legend(figure, [panel for row in panels for panel in row])
+    shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 2.1))
     return figure
 
 
@@ -62,8 +61,7 @@ def draw_plastic(lines: Sequence[Line]) -> Figure:
     """ncode alone: one row per n, one panel per degradation, one line per number of patterns."""
     lines = [line for line in lines if line.model == "ncode"]
     rows, columns, counts = (sorted({line[place] for line in lines}) for place in (1, 3, 2))
-    figure = new_figure(len(rows), len(columns), width=3.2, height=2.7)
-    panels = figure.subplots(len(rows), len(columns), sharey=True, squeeze=False)
+    figure, panels = new_panels(len(rows), len(columns), width=3.2, height=2.7, sharey=True)
     shades = colormaps["viridis"](torch.linspace(0.85, 0.0, len(counts)).numpy())
     for row, n in enumerate(rows):
         for panel, degradation in zip(panels[row], columns, strict=True):
@@ -73,7 +71,7 @@ def draw_plastic(lines: Sequence[Line]) -> Figure:
             panel.set_title(f"n = {n}, {100 * degradation:.0f} % of bits lost", fontsize="medium")
             _frame(panel)
         panels[row][0].set_ylabel("error, %")
-    _legend(figure, [panel for row in panels for panel in row])
+    shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 2.1))
     return figure
 
 
@@ -139,7 +137,7 @@ def _compare(panel: Axes, lines: Sequence[Line]) -> None:
     known = [*NAMES, *(line.model for line in lines if line.model not in NAMES)]
     for model in dict.fromkeys(known):
         here = [line for line in lines if line.model == model]
-        _draw(panel, here, COLOURS.get(model) or colour(model), NAMES.get(model, model))
+        _draw(panel, here, colour(model), NAMES.get(model, model))
 
 
 def _dress(panel: Axes, setting: tuple[int, int, float]) -> None:
@@ -157,21 +155,17 @@ def _frame(panel: Axes) -> None:
 
 
 def _draw(panel: Axes, lines: Sequence[Line], shade: str | tuple[float, ...], label: str) -> None:
-    if not lines:
-        return
-    places, rows = _binned(lines)
-    panel.plot(places, rows.mean(0), color=shade, linewidth=1.6, label=label)
-    if len(rows) > 1:
-        panel.fill_between(places, rows.min(0), rows.max(0), color=shade, alpha=0.2, linewidth=0)
+    if lines:
+        draw_band(panel, *_binned(lines), shade, label)
 
 
-def _binned(lines: Sequence[Line]) -> tuple[Any, Any]:
+def _binned(lines: Sequence[Line]) -> tuple[Tensor, Tensor]:
     """Means over bins of equal width on a logarithmic axis, one row per line, in per cent, without empty bins."""
     first, last = min(min(line.episodes) for line in lines), max(max(line.episodes) for line in lines)
     edges = torch.logspace(math.log10(first), math.log10(last), BINS + 1)
     means = torch.stack([_means(line, edges) for line in lines])
     full = ~means.isnan().any(2).any(0)
-    return means[0, full, 0].numpy(), 100 * means[:, full, 1].numpy()
+    return means[0, full, 0], 100 * means[:, full, 1]
 
 
 def _means(line: Line, edges: Tensor) -> Tensor:
@@ -179,13 +173,3 @@ def _means(line: Line, edges: Tensor) -> Tensor:
     both = torch.tensor([line.episodes, line.errors], dtype=torch.float32).T
     bins = torch.bucketize(both[:, 0].contiguous(), edges[1:-1])
     return torch.stack([both[bins == number].mean(0) for number in range(len(edges) - 1)])
-
-
-def _legend(figure: Figure, panels: Sequence[Axes]) -> None:
-    """One legend for all panels, each name once."""
-    known = {}
-    for panel in panels:
-        handles, labels = panel.get_legend_handles_labels()
-        known |= dict(zip(labels, handles, strict=True))
-    columns = max(1, min(len(known), int(figure.get_figwidth() // 2.1)))
-    figure.legend(list(known.values()), list(known), loc="outside upper center", ncols=columns, frameon=False)

@@ -12,7 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ...figures.style import new_figure
+from ...figures.style import new_panels
 
 START = ScalarMappable(Normalize(-1, 1), colormaps["coolwarm"])
 
@@ -29,8 +29,7 @@ class Flow(NamedTuple):
 
 def draw_reflection(flows: Mapping[str, Flow]) -> Figure:
     """One panel per model: trajectories coloured by x(0), over the field of the sample that starts at 1."""
-    figure = new_figure(1, len(flows), width=3.3, height=3.2)
-    panels = figure.subplots(1, len(flows), sharey=True, squeeze=False)[0]
+    figure, (panels,) = new_panels(1, len(flows), width=3.3, height=3.2, sharey=True)
     for panel, (name, flow) in zip(panels, flows.items(), strict=True):
         _draw(panel, flow)
         panel.set_title(f"{name}\nmean squared error {flow.error:.2g}", fontsize="medium")

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from matplotlib import colormaps
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ...figures.style import new_figure
+from ...figures.style import new_figure, shared_legend
 
 # As in the paper: the degenerate solution in red, the other one in black.
 SHADES = {"constant": "#D55E00", "dynamic": "#000000"}
@@ -41,11 +40,7 @@ def draw_vanderpol(regimes: Mapping[float, Mapping[str, Fit]]) -> Figure:
         _plane(plane, fits)
     panels[-1][0].set_xlabel("t")
     panels[-1][1].set_xlabel("x")
-    handles: dict[str, Artist] = {}
-    for course, _ in panels:
-        found, labels = course.get_legend_handles_labels()
-        handles |= dict(zip(labels, found, strict=True))
-    figure.legend(list(handles.values()), list(handles), loc="outside upper center", ncols=4, frameon=False)
+    shared_legend(figure, panels[:, 0], columns=4)
     return figure
 
 
