@@ -16,8 +16,8 @@ independent of the stimuli, and since (mu * x_k x_k^T) x = x_k * (mu (x_k * x)),
 
     v_e = theta x_e = scale_e theta_0 x_e + sum_{k < e} W_ek x_k * (mu (x_k * x_e)).                            (1)
 
-This is the discretisation of `ncode.solve` with the same steps, and equal to it up to rounding. Backward, with v'_e the
-gradient of v_e, adds for each e, from the last to the first,
+This equals `ncode.solve` with the same steps up to rounding. Backward, with v'_e the gradient of v_e, adds for each e,
+from the last to the first,
 
     x'_e += scale_e theta_0^T v'_e + sum_k x_k * y_k,      y_k = W_ek mu^T (x_k * v'_e),
     x'_k += W_ek v'_e * (mu (x_k * x_e)) + x_e * y_k,                                                           (2)

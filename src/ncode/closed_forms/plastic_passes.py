@@ -111,11 +111,8 @@ class _EpisodeFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         tensors = ctx.saved_tensors
         saved = SavedTensors(*tensors[:7], trained=tensors[7:])
-        with (
-            torch.no_grad(),
-            torch.autocast(saved.vectors.device.type, enabled=False),
-            without_hooks(saved.trained),
-        ):
+        autocast = torch.autocast(saved.vectors.device.type, enabled=False)
+        with torch.no_grad(), autocast, without_hooks(saved.trained):
             got = _Backward(ctx.plan, saved, ctx.needs_input_grad[1:]).run(*grads)
         return None, *forbid_double_backward(_NO_SECOND_DERIVATIVE, (*tensors, *grads), got)
 
@@ -168,9 +165,8 @@ class _Backward:
         self.x_grad, self.v_grad = torch.zeros_like(saved.vectors), torch.zeros_like(saved.vectors)
         self.theta, self.theta_grad = saved.theta0, None
         self.mu_grad = torch.zeros_like(saved.mu) if for_mu else None
-        self.weights_grad, self.scale_grad, self.keep_grad = map(
-            torch.zeros_like, (saved.weights, saved.scale, saved.keep)
-        )
+        numbers = (saved.weights, saved.scale, saved.keep)
+        self.weights_grad, self.scale_grad, self.keep_grad = map(torch.zeros_like, numbers)
         self.trained_grads: list[Tensor | None] = [None] * len(saved.trained)
 
     def run(self, ends_grad: Tensor | None, vectors_grad: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -89,7 +89,7 @@ def fused_block(x: Tensor, kernels: Sequence[Tensor], biases: Sequence[Tensor], 
     inputs = (x, w1, b1, w2, b2, w3, b3, rim)
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs):
         return _Block.apply(*inputs, dtype)  # pyright: ignore[reportReturnType]
-    return _forward(inputs, torch.ops.ncode.conv_block_kernels(w2, dtype, False), keep=False)[0]
+    return _forward(inputs, dtype, keep=False)[1]
 
 
 def _storage(x: Tensor) -> torch.dtype | None:
@@ -100,9 +100,10 @@ def _storage(x: Tensor) -> torch.dtype | None:
     return dtype if dtype in (torch.bfloat16, torch.float16) else None
 
 
-def _forward(inputs: Sequence[Any], kernels: Tensor, *, keep: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x, w1, b1, _, b2, w3, b3, rim = inputs
-    return torch.ops.ncode.conv_block(x, w1, b1, kernels, b2, w3, b3, rim, keep)
+def _forward(inputs: Sequence[Any], dtype: torch.dtype, *, keep: bool) -> tuple[Tensor, ...]:
+    """Return the 3x3 kernels as they are laid out, and the result of `conv_block`."""
+    kernels = torch.ops.ncode.conv_block_kernels(inputs[3], dtype, False)
+    return kernels, *torch.ops.ncode.conv_block(*inputs[:3], kernels, *inputs[4:], keep)
 
 
 class _Block(torch.autograd.Function):
@@ -111,9 +112,8 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Any) -> Tensor:
         *inputs, ctx.dtype = given
-        kernels = torch.ops.ncode.conv_block_kernels(inputs[3], ctx.dtype, False)
-        y, laid, h2, planes = _forward(inputs, kernels, keep=True)
-        ctx.save_for_backward(*inputs, kernels, laid, h2, planes)
+        kernels, y, *rest = _forward(inputs, ctx.dtype, keep=True)
+        ctx.save_for_backward(*inputs, kernels, *rest)
         return y
 
     @staticmethod

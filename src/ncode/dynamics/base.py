@@ -72,7 +72,7 @@ class Dynamics(Configurable, ABC):
     """
 
     control_shapes: Mapping[str, tuple[int | None, ...]] = {}
-    """The shape of one sample's tensor for each control that f takes; None stands for any size."""
+    """The shape of one sample's tensor for each control that f takes. None: any size."""
 
     state_shape: Shape | None = None
     """The shape of one sample's state; None stands for any size, or for any shape."""

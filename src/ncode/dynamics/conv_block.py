@@ -84,8 +84,7 @@ class ConvBlock(Dynamics):
         time = t if self.time else None
         if self.activation == "relu" and self.convolution == "auto" and can_fuse(y, kernels, biases, time):
             return fused_block(y, kernels, biases, time)
-        layers = split_layers(kernels, biases, self.time)
-        rho = ACTIVATIONS[self.activation]
+        layers, rho = split_layers(kernels, biases, self.time), ACTIVATIONS[self.activation]
         if y.is_cuda and all(w.dim() == 4 for w in kernels) and all(b.dim() == 1 for b in biases):
             return apply_padded(y, layers, rho, t)
         return apply_layers(y, layers, rho, t, self.convolution)
