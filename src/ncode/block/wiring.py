@@ -51,7 +51,7 @@ class Settings:
     def changed(self, changes: Mapping[str, Any]) -> Settings:
         """The same settings with other values of t0, t1, exact, or options of the solver."""
         for name in changes:
-            check_choice("setting", name, [*_OWN, *SolveOptions.names()])
+            check_choice("setting", name, [*_OWN, *self.options.as_dict()])
         own = {name: value for name, value in changes.items() if name in _OWN}
         options = {name: value for name, value in changes.items() if name not in _OWN}
         return replace(self, **own, options=self.options.changed(**options)) if changes else self

@@ -15,7 +15,7 @@ from torch import Tensor
 from .._torch_private import is_mapped, is_symbolic, pytree
 from ..checks import check_choice, check_count, check_number
 from ..errors import InputError
-from .backends import Backend, check_backend
+from .backends import Backend, find_backend
 from .step import PID, StepSizeRule, Tolerance, fixed_steps
 from .system import Control, Cost, Dynamics, Feedback, State, System
 from .tableau import METHODS, Tableau
@@ -26,18 +26,7 @@ STEPS = ("sample", "batch")
 
 @dataclass(frozen=True)
 class SolveOptions:
-    """How a problem is solved: the keyword arguments of `ncode.solve` that do not belong to the problem itself.
-
-    Args:
-        method: The name of a method, or a `Tableau` of your own.
-        rtol, atol: The error that a step may make: atol + rtol * |x|.
-        dt: A fixed step size. Default: steps chosen by their error.
-        step: "sample": each sample chooses its own steps. "batch": one step size for all samples.
-        gradient: "discrete", "adjoint" or "autograd".
-        compile: False: eager. True: the fastest backend that fits. Or the name of a backend, or a `Backend`.
-        max_steps: The largest number of steps of one sample, rejected ones included.
-        checkpoint_every: For "discrete": keep every k-th state and recompute those between.
-        step_rule: The rule that chooses step sizes. Default: `PID()`.
+    """How a problem is solved: the keyword arguments of `ncode.solve` of the same names, checked.
 
     >>> from ncode import SolveOptions
     >>> SolveOptions(method="rk4", dt=0.5).changed(dt=0.25).non_default()
@@ -61,7 +50,7 @@ class SolveOptions:
         check_choice("gradient", self.gradient, GRADIENTS)
         for name in ("max_steps", "checkpoint_every"):
             object.__setattr__(self, name, check_count(name, getattr(self, name)))
-        check_backend(self.compile)
+        find_backend(self.compile)
         if self.step_rule is not None and not isinstance(self.step_rule, StepSizeRule):
             raise InputError(
                 f"step_rule must be a StepSizeRule, such as PID(p=0.2); given {type(self.step_rule).__name__}"
@@ -105,7 +94,7 @@ class SolveOptions:
     def changed(self, **changes: Any) -> SolveOptions:
         """The same options with some other values; an unknown name is refused."""
         for name in changes:
-            check_choice("option", name, self.names())
+            check_choice("option", name, self.as_dict())
         return replace(self, **changes) if changes else self
 
     def non_default(self) -> dict[str, Any]:
@@ -114,12 +103,7 @@ class SolveOptions:
 
     def as_dict(self) -> dict[str, Any]:
         """All options by name: the keyword arguments of `ncode.solve`."""
-        return {name: getattr(self, name) for name in self.names()}
-
-    @classmethod
-    def names(cls) -> list[str]:
-        """The names of all options."""
-        return [it.name for it in fields(cls)]
+        return {it.name: getattr(self, it.name) for it in fields(self)}
 
 
 class SampleInputs(NamedTuple):

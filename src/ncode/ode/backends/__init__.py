@@ -91,23 +91,16 @@ class Eager(Backend):
 EAGER = Eager()
 
 
-def check_backend(compile: Any) -> None:
-    """Refuse what is not a value of `compile`."""
-    if isinstance(compile, (bool, Backend)):
-        return
-    if not isinstance(compile, str):
+def find_backend(compile: Any) -> Backend:
+    """The backend that `compile` asks for; `True` takes the fastest one that fits."""
+    if isinstance(compile, Backend):
+        return compile
+    if not isinstance(compile, (bool, str)):
         raise InputError(
             f"compile must be False, True, the name of a backend ({', '.join(BACKENDS)}) or a Backend;"
             f" given {type(compile).__name__}"
         )
-    check_choice("backend", compile, BACKENDS)
-
-
-def find_backend(compile: bool | str | Backend) -> Backend:
-    """The backend that `compile` asks for; `True` takes the fastest one that fits."""
-    if isinstance(compile, Backend):
-        return compile
-    if compile in (False, "eager"):
+    if compile is False or (isinstance(compile, str) and check_choice("backend", compile, BACKENDS) == "eager"):
         return EAGER
     from .inductor import INDUCTOR  # only here: an eager solve needs no compiler
 
