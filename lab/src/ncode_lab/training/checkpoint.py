@@ -75,7 +75,7 @@ class Checkpoints:
             shutil.rmtree(leftover, ignore_errors=True)
         for path in reversed(self._paths()):
             try:
-                return _unpack(path)
+                return read_checkpoint(path)
             except DamagedCheckpoint as reason:
                 renamed = path.with_name(f"damaged-{path.name}")
                 shutil.rmtree(renamed, ignore_errors=True)
@@ -111,7 +111,8 @@ def _pack(checkpoint: Checkpoint) -> dict[str, bytes]:
     return {**contents, MANIFEST: manifest.encode()}
 
 
-def _unpack(path: Path) -> Checkpoint:
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read the folder of one checkpoint. Raises `DamagedCheckpoint` if its files are not what was written."""
     from safetensors.torch import load
 
     try:

@@ -7,41 +7,22 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ncode import InputError
-from ncode.models import Autoencoder, AutoNCODE
+from ncode.models import Autoencoder
 
 from ...data import Images
 
 
 @torch.no_grad()
-def encode(model: Autoencoder, images: Images, control: bool = False, batch: int = 500) -> Tensor:
-    """The codes of images, or the controls that lead to them, flattened: (n, d), on the model's device."""
-    device, found = next(model.parameters()).device, []
-    for part in images.images.split(batch):
-        shown = to_floats(part.to(device))
-        if control:
-            found.append(_with_control(model).control(shown).flatten(1))
-        else:
-            found.append(model.encode(shown))
-    return torch.cat(found)
+def encode(model: Autoencoder, images: Images, batch: int = 500) -> Tensor:
+    """The codes of images, (n, d), on the model's device."""
+    device = next(model.parameters()).device
+    return torch.cat([model.encode(to_floats(part.to(device))) for part in images.images.split(batch)])
 
 
 @torch.no_grad()
-def decode(model: Autoencoder, codes: Tensor, control: bool = False, batch: int = 500) -> Tensor:
-    """The images of codes, or of controls (n, d), as bytes, on the model's device."""
-    like, found = next(model.parameters()), []
-    for part in codes.to(like).split(batch):
-        if control:
-            flow = _with_control(model)
-            part = flow.flow(part.unflatten(1, (flow.latent, flow.nonzeros)))
-        found.append(to_bytes(model.decode(part)))
-    return torch.cat(found)
-
-
-def _with_control(model: Autoencoder) -> AutoNCODE:
-    if not isinstance(model, AutoNCODE):
-        raise InputError(f"{type(model).__name__} has no control: only auton-code has")
-    return model
+def decode(model: Autoencoder, codes: Tensor, batch: int = 500) -> Tensor:
+    """The images of codes (n, d), as bytes, on the model's device."""
+    return torch.cat([to_bytes(model.decode(part)) for part in codes.to(next(model.parameters())).split(batch)])
 
 
 def to_floats(images: Tensor) -> Tensor:

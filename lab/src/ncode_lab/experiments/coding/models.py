@@ -8,21 +8,11 @@ from typing import Literal, NamedTuple, get_args
 from ncode import InputError
 from ncode.checks import check_choice
 from ncode.costs import KineticEnergy
-from ncode.models import (
-    Architecture,
-    Autoencoder,
-    AutoNCODE,
-    CodeNoise,
-    ControlNormKind,
-    Decoder,
-    Encoder,
-    FlowStart,
-    PlainAutoencoder,
-    VariationalAutoencoder,
-    architecture,
-)
+from ncode.models import Autoencoder, AutoNCODE, ControlNormKind, FlowStart
 
 from ..common import check_not_negative
+from .baselines import CodeNoise, PlainAutoencoder, VariationalAutoencoder
+from .coders import Architecture, Decoder, Encoder, architecture
 from .texture import Texture
 
 Kind = Literal["auton-code", "ae", "ae-wide", "vae", "sparse", "denoising"]
@@ -67,13 +57,12 @@ class AutoencoderSettings:
     nonzeros: int = 1
     """Non-zeros per row of the control. 0: the paper's 1 for MNIST, 2 for CIFAR-10, 10 for CelebA."""
     norm: NormSetting = "auto"
-    """How the control is normalised: as a whole (l2), as a whole without its mean (sphere), per row, over the batch,
-    bounded by tanh, or not at all. auto: sphere for colour images, l2 for digits."""
+    """How the control is normalised: to one norm (l2), to one norm without its mean over the batch (sphere), or not at
+    all. auto: sphere for colour images, l2 for digits."""
     gain: float = 0.0
     """Norm of the control. 0: 0.25 for colour images, 1 for digits."""
     start: StartSetting = "auto"
-    """Start of the flow: drawn once and stored, learned, drawn each time, or ones. auto: ones for colour images, stored
-    for digits."""
+    """Start of the flow: ones, or drawn once and stored. auto: ones for colour images, stored for digits."""
     kinetic_cost: float = 0.0
     """Weight of the running cost |dx/dt|^2 on the flow. Above 0, a solver replaces the exact flow."""
     width: float = 1.0

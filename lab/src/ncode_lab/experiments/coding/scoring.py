@@ -145,7 +145,16 @@ class Scored(Coding, ABC):
     @property
     def weights(self) -> Path | None:
         """The file of the FID network's weights, if FID is wanted and the file is found."""
-        return find_fid_weights(self.fid_weights, self.data_dir) if self.score == "fid" else None
+        if self.score != "fid":
+            return None
+        if self.fid_weights:
+            if not Path(self.fid_weights).is_file():
+                raise InputError(f"there is no file {self.fid_weights}: it should hold the FID network's weights")
+            return Path(self.fid_weights)
+        try:
+            return find("inception", self.data_dir or None, download=False)[0]
+        except MissingData:
+            return None
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Each model with each seed. Damaged weights of the FID network are detected here, before training."""
@@ -180,50 +189,28 @@ def _inception(weights: Path, precision: Precision) -> Inception:
     return network
 
 
-def find_fid_weights(named: str, data_dir: str) -> Path | None:
-    """The file of the FID network's weights; None if none was named and none is found."""
-    if named:
-        return Path(named)
-    try:
-        return find("inception", data_dir or None, download=False)[0]
-    except MissingData:
-        return None
-
-
 def cached_features(images: Tensor, about: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
     """Features of images, from the cache if they were computed before.
+
+    A damaged file is computed again, and a cache that cannot be written does not stop a run.
 
     Args:
         images: Bytes. A change in any of them changes the key.
         about: Everything else that the features depend on, as text.
         compute: Maps images to features (n, d), on the device of the images.
     """
+    from safetensors import SafetensorError
+    from safetensors.torch import load, save
+
     digest = hashlib.sha256(f"{about}, {tuple(images.shape)}".encode())
     digest.update(images.cpu().contiguous().numpy().tobytes())
     path = cache_dir() / "features" / f"{digest.hexdigest()[:32]}.safetensors"
-    found = _read_features(path, len(images))
-    if found is None:
-        found = compute(images)
-        _write_features(path, found)
-    return found.to(images.device)
-
-
-def _read_features(path: Path, count: int) -> Tensor | None:
-    """None if there are none, or if the file is damaged: then they are computed again."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    try:
+    with suppress(OSError, SafetensorError, KeyError):
         found = load(path.read_bytes())["features"]
-    except (OSError, SafetensorError, KeyError):
-        return None
-    return found if len(found) == count and found.isfinite().all() else None
-
-
-def _write_features(path: Path, features: Tensor) -> None:
-    """A cache that cannot be written does not stop a run."""
-    from safetensors.torch import save
-
+        if len(found) == len(images) and found.isfinite().all():
+            return found.to(images.device)
+    found = compute(images)
     with suppress(OSError, RunError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, save({"features": features.detach().cpu().contiguous()}))
+        write_file(path, save({"features": found.detach().cpu().contiguous()}))
+    return found.to(images.device)

@@ -115,16 +115,15 @@ class Coding(AutoencoderSettings, Experiment, ABC):
 
     def _take_source(self) -> None:
         """Use the training settings of the run that trained the models."""
-        record = read_source(self.source)
+        settings = read_source(self.source)
         # A run of autoencode has settings of its own, which do not concern us.
-        ours = {name: value for name, value in record.settings.items() if name in Coding.retired}
-        self.check_retired(ours)
+        self.check_retired({name: value for name, value in settings.items() if name in Coding.retired})
         for name in _training_settings():
-            object.__setattr__(self, name, record.settings.get(name, getattr(self, name)))
-        kept = tuple(model for model in self.models if model in record.models)
+            object.__setattr__(self, name, settings.get(name, getattr(self, name)))
+        kept = tuple(model for model in self.models if model in settings["models"])
         if not kept:
             raise InputError(
-                f"{self.source} has trained {', '.join(record.models)}, and none of the requested models,"
+                f"{self.source} has trained {', '.join(settings['models'])}, and none of the requested models,"
                 f" {', '.join(self.models)}"
             )
         object.__setattr__(self, "models", kept)

@@ -2,38 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
 from ncode import InputError
 
-from ...training import Trial
-from ...training.checkpoint import MANIFEST, WEIGHTS
+from ...training import Result, Trial
+from ...training.checkpoint import DamagedCheckpoint, read_checkpoint
+from ...training.files import read_json
+from ...training.run_folder import read_record
 
 
-class Source(NamedTuple):
-    """Settings and models of a run."""
-
-    settings: dict[str, Any]
-    models: tuple[str, ...]
-
-
-def read_source(folder: str | Path) -> Source:
-    """Read run.json of a run of `autoencode`."""
-    path = find_run(folder) / "run.json"
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        name, settings = record["experiment"], dict(record["settings"])
-        models = tuple(settings["models"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is damaged ({error}): train the models again with `ncode run autoencode`") from error
-    if name != "autoencode":
-        raise InputError(f"{folder} is a run of {name}: source must be one of autoencode")
-    return Source(settings, models)
+def read_source(folder: str | Path) -> dict[str, Any]:
+    """The settings of a run of `autoencode`."""
+    record = read_record(find_run(folder))
+    if record["experiment"] != "autoencode":
+        raise InputError(f"{folder} is a run of {record['experiment']}: source must be one of autoencode")
+    return record["settings"]
 
 
 def find_run(folder: str | Path) -> Path:
@@ -52,21 +39,14 @@ def find_run(folder: str | Path) -> Path:
 
 def load_weights(model: nn.Module, folder: str | Path, trial: Trial) -> None:
     """Load the final weights of the same model and seed from a run, which is left unchanged."""
-    from safetensors.torch import load
-
     place = _find_trial(find_run(folder), trial)
     steps = sorted((place / "checkpoints" / "model").glob("step-*"), key=lambda path: int(path.name[5:]))
     if not steps:
         raise InputError(f"{place} has no checkpoint: train the model again with `ncode run autoencode`")
     try:
-        content = (steps[-1] / WEIGHTS).read_bytes()
-        expected = json.loads((steps[-1] / MANIFEST).read_text(encoding="utf-8"))["sha256"][WEIGHTS]
-    except (OSError, ValueError, KeyError) as error:
+        model.load_state_dict(read_checkpoint(steps[-1]).weights)
+    except DamagedCheckpoint as error:
         raise InputError(f"{steps[-1]} is damaged ({error}): train the model again") from error
-    if hashlib.sha256(content).hexdigest() != expected:
-        raise InputError(f"{steps[-1] / WEIGHTS} is damaged, it is not what was written: train the model again")
-    try:
-        model.load_state_dict(load(content))
     except RuntimeError as error:
         raise InputError(f"{steps[-1]} does not fit the model that its run describes: {error}") from error
 
@@ -74,12 +54,9 @@ def load_weights(model: nn.Module, folder: str | Path, trial: Trial) -> None:
 def _find_trial(folder: Path, trial: Trial) -> Path:
     """The folder of the trial with that model and seed, whatever its label."""
     for path in sorted((folder / "trials").glob("*/result.json")):
-        try:
-            result = json.loads(path.read_text(encoding="utf-8"))
-            if (result["model"], result["seed"]) == (trial.model, trial.seed):
-                return path.parent
-        except (ValueError, KeyError, TypeError) as error:
-            raise InputError(f"{path} is damaged ({error}): train the model again") from error
+        result = Result.from_json(read_json(path))
+        if (result.model, result.seed) == (trial.model, trial.seed):
+            return path.parent
     raise InputError(
         f"{folder} has not trained {trial.model} with seed {trial.seed}: let that run finish, or choose models and"
         " seeds it has"

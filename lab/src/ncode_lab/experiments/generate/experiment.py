@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ncode import InputError
-from ncode.checks import check_choice
 from ncode.models import Autoencoder
 
 from ...data import ImageSets, stream
@@ -25,7 +24,6 @@ from ..common import check_choices, check_not_negative, check_positive, first_se
 from .scores import neighbours_of, score_pictures
 
 Protocol = Literal["paper", "honest"]
-Space = Literal["code", "control"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
 SHOWN = 36  # samples of each density that are drawn
 COMPARED = 500  # samples whose nearest neighbours are searched
@@ -46,23 +44,16 @@ def _columns(
     names: Names, components: Sequence[int], protocols: Sequence[str], prior: bool = True
 ) -> tuple[Column, ...]:
     """Columns of tables: the floor, one per mixture and protocol, and KID of the largest mixtures."""
-
-    def column(metric: str, title: str, key: str, digits: int = 2) -> Column:
-        return Column(f"{metric} {key}", title, digits)
-
-    titles = {
-        f"{protocol} {count}": f"{count:,} components, {_CODES[protocol]}"
-        for protocol in protocols
-        for count in components
-    }
-    largest = [f"{protocol} {max(components)}" for protocol in protocols]
-    return (
-        column(names.frechet, f"{names.title}, coded and decoded", "floor"),
-        *[column(names.frechet, f"{names.short}, {title}", key) for key, title in titles.items()],
-        *[column(names.frechet, f"{names.short}, codes from N(0, I)", "prior")] * prior,
-        column(names.kernel, f"{names.kernel_title}, coded and decoded", "floor", names.kernel_digits),
-        *[column(names.kernel, f"{names.kernel_title}, {titles[key]}", key, names.kernel_digits) for key in largest],
-    )
+    frechet, kernel, digits, largest = names.frechet, names.kernel, names.kernel_digits, max(components)
+    pairs = [(protocol, count) for protocol in protocols for count in components]
+    titles = {pair: f"{pair[1]:,} components, {_CODES[pair[0]]}" for pair in pairs}
+    columns = [Column(f"{frechet} floor", f"{names.title}, coded and decoded")]
+    columns += [Column(f"{frechet} {each} {n}", f"{names.short}, {titles[each, n]}") for each, n in pairs]
+    columns += [Column(f"{frechet} prior", f"{names.short}, codes from N(0, I)")] if prior else []
+    columns += [Column(f"{kernel} floor", f"{names.kernel_title}, coded and decoded", digits)]
+    for each in protocols:
+        columns.append(Column(f"{kernel} {each} {largest}", f"{names.kernel_title}, {titles[each, largest]}", digits))
+    return tuple(columns)
 
 
 def _reported() -> tuple[Reported, ...]:
@@ -104,12 +95,13 @@ class Generate(Scored):
     }
     columns = _columns(FID, (10, 100, 1000), PROTOCOLS)
     paper = _reported()
-    judged_by: ClassVar[tuple[str, ...]] = ("codes", "space")
+    judged_by: ClassVar[tuple[str, ...]] = ("codes",)
     retired: ClassVar[Mapping[str, Any]] = {
         **Coding.retired,
         "samples": 0,
         "covariance": "full",
         "reg_covar": REG_COVAR,
+        "space": "code",
     }
 
     components: tuple[int, ...] = (10, 100, 1000, 10_000)
@@ -121,13 +113,10 @@ class Generate(Scored):
     codes: int = 0
     """Training codes that the honest protocol fits densities to. 0: as many as there are test images, so that the
     protocols differ only in whose codes they use."""
-    space: Space = "code"
-    """Fit densities to codes, or, for auton-code, to the controls that lead to them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choices("protocol", self.protocols, PROTOCOLS)
-        check_choice("space", self.space, get_args(Space))
         check_not_negative(self, "codes")
         check_positive(self, "components", "widths")
         if not self.components:
@@ -150,10 +139,12 @@ class Generate(Scored):
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         model = self.trained(trial, context).model
         sets = self.sets().to(context.device)
-        scoring = _Scoring(self, trial, context, model, sets, self.judge(sets.test.images, context))
+        scoring = _Scoring(self, trial, context, model, sets, self.judge(sets.test.images, context), {}, {})
         metrics = scoring.scores("floor", decode(model, encode(model, sets.test)))
         for protocol in self.protocols:
             metrics |= scoring.protocol(protocol)
+        context.save_tensors("samples", **scoring.samples)
+        context.save_tensors("neighbours", **scoring.neighbours)
         if trial.model == "vae":
             noise = torch.randn(len(sets.test), self.latent_of("vae"), generator=stream(trial.seed, "prior"))
             metrics |= scoring.scores("prior", decode(model, noise))
@@ -210,7 +201,7 @@ class Generate(Scored):
 
 
 class _Scoring(NamedTuple):
-    """The scoring of one model."""
+    """The scoring of one model. Samples and their neighbours are collected for the figures."""
 
     settings: Generate
     trial: Trial
@@ -218,31 +209,27 @@ class _Scoring(NamedTuple):
     model: Autoencoder
     sets: ImageSets
     judge: Judge
-
-    @property
-    def control(self) -> bool:
-        return self.settings.space == "control" and self.trial.model == "auton-code"
+    samples: dict[str, Tensor]
+    neighbours: dict[str, Tensor]
 
     def protocol(self, protocol: str) -> dict[str, float]:
-        """Scores of all densities of one set of codes. Samples are saved for the figures."""
+        """Scores of all densities of one set of codes."""
         test, train = self.sets.test, self.sets.train
         fitted = test if protocol == "paper" else train.take(slice(0, self.settings.codes or len(test)))
-        raw = encode(self.model, fitted, self.control)
+        raw = encode(self.model, fitted)
         units = Units.of(raw)
-        codes, metrics, samples, neighbours = units(raw), {}, {}, {}
+        codes, metrics = units(raw), {}
         for count in self.settings.components:
             key = f"{protocol} {count}"
             images = self._draw(self._fit(count, codes, protocol), units, key)
             metrics |= self.scores(key, images)
-            samples[key] = images[:SHOWN]
+            self.samples[key] = images[:SHOWN]
             if count in self.settings.largest:
                 nearest, metrics[f"nearer {key}"] = neighbours_of(images[:COMPARED], self.sets)
-                neighbours |= {f"samples {key}": images[:8], f"nearest {key}": nearest[:8]}
+                self.neighbours.update({f"samples {key}": images[:8], f"nearest {key}": nearest[:8]})
         for width in self.settings.widths:
             key = f"{protocol} width {width}"
             metrics |= self.scores(key, self._draw(KernelDensity(codes, width), units, key))
-        self._save("samples", samples)
-        self._save("neighbours", neighbours)
         return metrics
 
     def scores(self, key: str, images: Tensor) -> dict[str, float]:
@@ -268,14 +255,4 @@ class _Scoring(NamedTuple):
     def _draw(self, density: GaussianMixture | KernelDensity, units: Units, key: str) -> Tensor:
         # As many as there are test images: FID depends on the number of images.
         codes = density.sample(len(self.sets.test), stream(self.trial.seed, "samples", key))
-        return decode(self.model, units.undo(codes), self.control)
-
-    def _save(self, name: str, tensors: dict[str, Tensor]) -> None:
-        """Add to the tensors of the other protocol."""
-        path = self.context.folder / "kept" / f"{name}.safetensors"
-        before: dict[str, Tensor] = {}
-        if path.is_file():
-            from safetensors.torch import load_file
-
-            before = load_file(path)
-        self.context.save_tensors(name, **{**before, **tensors})
+        return decode(self.model, units.undo(codes))

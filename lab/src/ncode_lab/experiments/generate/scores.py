@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from ..coding.scoring import FID, OTHER, Names
 
 Line = dict[float, float]  # a score at each number of components, or width
 
+WIDTHS_AXIS = "width of the kernels / deviation of the codes"
 CAPTION = (
     "{score} of images drawn from {densities} against {axis}, averaged over the seeds that have all of them. Dotted:"
     " test images that were only coded and decoded."
@@ -27,18 +29,16 @@ def score_pictures(results: Sequence[Result], paper: Sequence[Reported]) -> list
 
     # As the results have it: the weights of the FID network may have been found or lost since.
     names = FID if "fid floor" in results[0].metrics else OTHER
-    pictures = []
-    mixtures, floors = _lines(results, names, "")
-    if mixtures:
-        stars = _stars(results[0].dataset, paper) if names == FID else {}
-        figure = draw_scores(mixtures, floors, "components of the mixture", names.title, stars)
-        caption = CAPTION.format(score=names.title, densities="mixtures", axis="their number of components")
-        pictures.append(Picture("components", figure, caption))
-    kernels, floors = _lines(results, names, "width ")
-    if kernels:
-        figure = draw_scores(kernels, floors, "width of the kernels / deviation of the codes", names.title)
-        caption = CAPTION.format(score=names.title, densities="kernel densities", axis="the width of the kernels")
-        pictures.append(Picture("widths", figure, caption))
+    stars, pictures = _stars(results[0].dataset, paper) if names == FID else {}, []
+    for name, prefix, axis, densities, against in (
+        ("components", "", "components of the mixture", "mixtures", "their number of components"),
+        ("widths", "width ", WIDTHS_AXIS, "kernel densities", "the width of the kernels"),
+    ):
+        lines, floors = _lines(results, names, prefix)
+        if lines:
+            figure = draw_scores(lines, floors, axis, names.title, {} if prefix else stars)
+            caption = CAPTION.format(score=names.title, densities=densities, axis=against)
+            pictures.append(Picture(name, figure, caption))
     return pictures
 
 
@@ -58,11 +58,6 @@ def _nearest(images: Tensor, among: Images, count: int) -> tuple[Tensor, Tensor]
     return found.values, found.indices
 
 
-def _mean(results: Sequence[Result], metric: str) -> float:
-    values = [result.metrics[metric] for result in results]
-    return sum(values) / len(values)
-
-
 def _lines(results: Sequence[Result], names: Names, kind: str) -> tuple[dict[str, dict[str, Line]], dict[str, float]]:
     """A line for each model and protocol over the scored components or widths, and the floors.
 
@@ -78,12 +73,12 @@ def _lines(results: Sequence[Result], names: Names, kind: str) -> tuple[dict[str
     for model, by_metrics in scored.items():
         metrics = max(by_metrics, key=len)
         seeds = by_metrics[metrics]
-        floors[model] = _mean(seeds, f"{names.frechet} floor")
+        floors[model] = fmean(seed.metrics[f"{names.frechet} floor"] for seed in seeds)
         found: dict[str, Line] = {}
         for metric in metrics:
             match = pattern.fullmatch(metric)
             assert match
-            found.setdefault(match[1], {})[float(match[2])] = _mean(seeds, metric)
+            found.setdefault(match[1], {})[float(match[2])] = fmean(seed.metrics[metric] for seed in seeds)
         # The paper's protocol first.
         lines[model] = {each: dict(sorted(found[each].items())) for each in sorted(found, reverse=True)}
     return lines, floors
