@@ -10,8 +10,9 @@ from typing import Any
 from ncode import InputError
 
 from ..training import Result
+from ..training.progress import format_seconds
 from .runs import read_columns
-from .tables import NONE, Table, format_seconds, make_table
+from .tables import NONE, Table, make_table
 
 BLOCK = re.compile(r"(?P<start><!-- table:(?P<name>[^\s>]+) -->\n)(?P<body>.*?)(?P<end><!-- end -->)", re.DOTALL)
 # The syntax of Markdown. A text cannot end a block either, since "<" is escaped.

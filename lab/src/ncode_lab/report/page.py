@@ -14,10 +14,11 @@ from typing import Any
 from ncode import InputError
 
 from ..training import Result
+from ..training.progress import format_seconds
 from .html import Markup, as_html, join, tag
 from .pictures import embed
 from .runs import OLD_TITLES, Drawing, Run, gather
-from .tables import NONE, format_number, format_seconds, make_table
+from .tables import NONE, format_number, make_table
 
 # A second defence after escaping: the browser loads nothing and runs nothing.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 from ncode import InputError
 
 from ..training import Column, Reported, Result
+from ..training.files import read_json
 
 RECORD = "run.json"
 # Titles in run folders of earlier versions, and names of metrics.
@@ -141,7 +141,7 @@ def _read_folder(folder: Path) -> Run:
     notes: list[str] = []
     record: Mapping[str, Any] = {}
     try:
-        record = _read_object(folder / RECORD)
+        record = read_json(folder / RECORD)
     except InputError as error:
         notes.append(f"The settings of this run are unknown: {error}.")
     results = _read_trials(folder, record, notes)
@@ -163,7 +163,7 @@ def _read_trials(folder: Path, record: Mapping[str, Any], notes: list[str]) -> t
     for name in dict.fromkeys([*names, *found]):
         if name in found:
             try:
-                results.append(_read_result(found[name]))
+                results.append(Result.from_json(read_json(found[name])))
             except InputError as error:
                 notes.append(f"Trial {name}: {found[name].name} is left out: {error}.")
     missing = [name for name in names if name not in found]
@@ -198,7 +198,7 @@ def _read_loose(files: Sequence[Path], about: Mapping[str, Mapping[str, Any]]) -
     damaged: list[str] = []
     for path in files:
         try:
-            result = _read_result(path)
+            result = Result.from_json(read_json(path))
             groups.setdefault((result.experiment, result.preset), []).append(result)
         except InputError as error:
             damaged.append(f"{Path(path.parent.name, path.name)} is left out: {error}.")
@@ -260,27 +260,6 @@ def sort_results(results: Sequence[Result], models: Sequence[str]) -> list[Resul
     found = sorted(results, key=lambda result: [padded(value) for value in result.about.values()])
     problems = list(dict.fromkeys(result.dataset for result in found))
     return sorted(found, key=lambda result: (problems.index(result.dataset), place(result.model)))
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(f"{path.name} is missing") from error
-    # RecursionError: endlessly nested brackets are damage too.
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path.name} cannot be read: {error}") from error
-    if not isinstance(value, dict):
-        raise InputError(f"{path.name} holds a {type(value).__name__}; one JSON object was expected")
-    return value
-
-
-def _read_result(path: Path) -> Result:
-    data = _read_object(path)
-    try:
-        return Result.from_json(data)
-    except TypeError as error:
-        raise InputError(f"not a result: {error}") from error
 
 
 def read_columns(record: Mapping[str, Any], notes: list[str]) -> tuple[tuple[Column, ...], tuple[Reported, ...]]:

@@ -172,18 +172,3 @@ def format_number(value: float, digits: int = 2) -> str:
 
 def _is_plain(value: float, digits: int) -> bool:
     return 0.5 * 10.0**-digits <= abs(value) < LARGE
-
-
-def format_seconds(seconds: float) -> str:
-    """Format a duration.
-
-    >>> format_seconds(4.21), format_seconds(200), format_seconds(7300)
-    ('4.2 s', '3 min 20 s', '2 h 1 min')
-    """
-    if not math.isfinite(seconds):
-        return "unknown"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes_left = divmod(minutes, 60)
-    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s"

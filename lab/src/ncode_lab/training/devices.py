@@ -17,7 +17,6 @@ from torch.utils import _pytree as pytree
 from ncode import InputError
 
 from .options import RunOptions
-from .progress import check_tensorboard
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -30,10 +29,6 @@ def start_fabric(options: RunOptions) -> Fabric:
     """Check the requested devices and start one process per device.
 
     With several devices, this program is started again for each of them, and all run the same code from the beginning.
-
-    >>> fabric = start_fabric(RunOptions(device="cpu"))
-    >>> fabric.device, fabric.world_size
-    (device(type='cpu'), 1)
     """
     # Imported here, since it takes a second, and reading results does not need it.
     from lightning_fabric import Fabric
@@ -42,8 +37,6 @@ def start_fabric(options: RunOptions) -> Fabric:
     kind = _device_kind(options)
     if options.graph:
         _check_graph(options, kind)
-    if options.tensorboard:
-        check_tensorboard()
     _set_global_modes(options)
     several = options.devices * options.nodes > 1
     # Its info messages only repeat the options.
@@ -126,11 +119,7 @@ def _end_processes(others: Sequence[Popen]) -> None:
 
 
 def shard_batch(batch: Any, rank: int, devices: int) -> Any:
-    """The slice of every tensor in a batch that one device gets, along the first axis. Scalars go to all devices.
-
-    >>> shard_batch({"x": torch.arange(6), "noise": 0.1}, rank=1, devices=3)
-    {'x': tensor([2, 3]), 'noise': 0.1}
-    """
+    """The slice of every tensor in a batch that one device gets, along the first axis. Scalars go to all devices."""
     if devices == 1:
         return batch
     sizes = {each.shape[0] for each in pytree.tree_leaves(batch) if isinstance(each, Tensor) and each.dim()}
@@ -168,10 +157,7 @@ def seed_all(*keys: int | str) -> None:
 
 
 def seed_step(*keys: int | str) -> None:
-    """Seed torch's random numbers on the devices in use, fast enough for every training step.
-
-    Where CUDA is available but unused, `torch.manual_seed` takes a millisecond.
-    """
+    """The same for every training step: `torch.manual_seed` takes a millisecond where CUDA is available but unused."""
     seed = derive_seed(*keys)
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():

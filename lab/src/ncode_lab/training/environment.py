@@ -7,7 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,38 +17,21 @@ import torch
 import ncode
 
 
-def describe_environment(device: torch.device | None = None) -> dict[str, Any]:
-    """Versions, commit and device, for run.json and results.
-
-    >>> sorted(describe_environment())
-    ['commit', 'device', 'versions']
-    """
-    return {"versions": versions(), "commit": commit(), "device": device_name(device)}
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that the numbers depend on.
-
-    >>> versions()["ncode"] == ncode.__version__
-    True
-    """
+def describe_environment(device: torch.device) -> dict[str, Any]:
+    """Versions, commit and device, for run.json and results."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "ncode": ncode.__version__}
     found["lightning"] = metadata.version("pytorch-lightning")
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
-    return found
+    return {"versions": found, "commit": commit(), "device": _device_name(device)}
 
 
 def commit() -> str:
     """The commit of this source tree; "unknown" outside a repository.
 
     The variable NCODE_COMMIT overrides it, for a copy of the source without its repository.
-
-    >>> commit() != ""
-    True
     """
-    override = os.environ.get("NCODE_COMMIT")
-    if override:
+    if override := os.environ.get("NCODE_COMMIT"):
         return override
     source = Path(__file__).resolve()
     # The package may be installed within somebody else's repository.
@@ -65,14 +48,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def device_name(device: torch.device | None = None) -> str:
-    """The product name of a device, such as "NVIDIA H200"; for a CPU, followed by the number of torch's threads.
-
-    >>> device_name(torch.device("cpu")).endswith("threads") or torch.get_num_threads() == 1
-    True
-    """
-    if device is None:
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _device_name(device: torch.device) -> str:
+    """The product name of a device, such as "NVIDIA H200"; for a CPU, followed by the number of torch's threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     threads = torch.get_num_threads()
@@ -88,14 +65,9 @@ def _cpu_model() -> str:
     return next(filter(None, names), None) or platform.processor() or platform.machine()
 
 
-def command_line(arguments: Sequence[str] | None = None) -> str:
-    """The command that was run, `ncode` and its arguments, without paths of this machine.
-
-    >>> command_line(["run", "annuli", "--out", str(Path.cwd() / "my runs")])
-    "ncode run annuli --out 'my runs'"
-    """
-    arguments = sys.argv[1:] if arguments is None else arguments
-    return shlex.join(["ncode", *map(_relative, arguments)])
+def command_line() -> str:
+    """The command that was run, `ncode` and its arguments, without paths of this machine."""
+    return shlex.join(["ncode", *map(_relative, sys.argv[1:])])
 
 
 def without_machine_paths(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,18 +11,13 @@ from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import Any
 
+from ncode import InputError
+
 from .errors import RunError
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file atomically: a reader sees the old content or the new one, even after a crash.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as folder:
-    ...     write_file(Path(folder) / "note.txt", b"complete")
-    ...     os.listdir(folder)
-    ['note.txt']
-    """
+    """Write a file atomically: a reader sees the old content or the new one, even after a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with explain_os_errors(path):
         try:
@@ -38,6 +33,20 @@ def write_file(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write a value as strict JSON, atomically: see `json_text`."""
     write_file(path, json_text(value).encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file; an `InputError` says what is wrong with it."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise InputError(f"{path.name} is missing") from error
+    # RecursionError: endlessly nested brackets are damage too.
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise InputError(f"{path.name} holds a {type(value).__name__}; one JSON object was expected")
+    return value
 
 
 def write_synced(path: Path, content: bytes) -> None:
@@ -77,10 +86,6 @@ def explain_os_errors(path: Path) -> Iterator[None]:
 
 def json_text(value: Any, sort: bool = False) -> str:
     """Format a value as strict JSON (see `to_json_value`): one line per entry of a dict, one line per list of numbers.
-
-    Args:
-        value: The value.
-        sort: Sort keys alphabetically.
 
     >>> print(json_text({"sizes": (8, 16), "loss": [0.5, 0.25]}, sort=True), end="")
     {

@@ -20,7 +20,6 @@ from .checkpoint import BestWeights, Checkpoint, Checkpoints
 from .devices import broadcast, derive_seed, seed_step, shard_batch
 from .engine import Engine, LossBuffer
 from .errors import RunError, Stopped
-from .progress import TensorBoardLog
 from .task import Loss, Task
 
 if TYPE_CHECKING:
@@ -32,22 +31,14 @@ MIN_READINGS = 200  # per fit, however fast its steps are: the points of a curve
 
 
 def fit(task: Task, context: TrialContext, name: str) -> dict[str, float]:
-    """Train a task's model in place, from its last checkpoint if there is one.
+    """Train a task's model in place, from the last checkpoint of the fit `name` if there is one.
 
-    Args:
-        task: What to train.
-        context: The trial, with its seed, folder, devices and logs.
-        name: Name of this fit within the trial.
-
-    Returns:
-        Metrics of the last evaluation, or of the best one if the task keeps the best weights.
+    Returns the metrics of the last evaluation, or of the best one if the task keeps the best weights.
     """
     _check(task, name)
     loop = _Loop(task, context, name)
     if loop.step == task.steps:
         return loop.evaluation
-    if context.options.tensorboard and context.fabric.is_global_zero:
-        loop.tensorboard = TensorBoardLog(context.folder / "tensorboard" / name, loop.step)
     title = context.trial.name if name == "model" else f"{context.trial.name} {name}"
     context.progress.start(title, task.steps, loop.step)
     try:
@@ -55,8 +46,6 @@ def fit(task: Task, context: TrialContext, name: str) -> dict[str, float]:
             loop.run(stop)
     finally:
         context.progress.finish()
-        if loop.tensorboard is not None:
-            loop.tensorboard.close()
     return loop.evaluation
 
 
@@ -107,7 +96,6 @@ class _Loop:
         self.checkpoints = Checkpoints(context.folder / "checkpoints" / name, self.progress.warn)
         self.step = 0
         self.evaluation: dict[str, float] = {}
-        self.tensorboard: TensorBoardLog | None = None
         self._best = BestWeights(task.keep_best) if task.keep_best else None
         self._key, self._save_every = (context.trial.seed, name), context.options.save_every
         self._saved_step, self._saved_at = -1, time.monotonic()
@@ -168,7 +156,7 @@ class _Loop:
         """Read and log the losses when it is time. Returns whether to stop."""
         if self._at_end or self.step % self._read_every == 0:
             values, stop = self._losses.read(self.step, stop, self.fabric)
-            self._log("train", values)
+            self.log.write(self.step, "train", self._key[1], values)
             self.progress.update(self.step, values)
             self._adapt_reading_interval()
             return stop
@@ -185,11 +173,6 @@ class _Loop:
             self._read_every = max(self._read_every // 2, 1)
         self._read_every = broadcast(self._read_every, self.fabric)
 
-    def _log(self, kind: str, values: dict[str, float]) -> None:
-        self.log.write(self.step, kind, self._key[1], values)
-        if self.tensorboard is not None:
-            self.tensorboard.write(self.step, kind, values)
-
     def _evaluate(self) -> None:
         """Evaluate the model in the first process, and send the metrics to the others."""
         values: dict[str, float] = {}
@@ -200,7 +183,7 @@ class _Loop:
                 values = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
             self.model.train()
         self.evaluation = broadcast(values, self.fabric)
-        self._log("evaluation", self.evaluation)
+        self.log.write(self.step, "evaluation", self._key[1], self.evaluation)
         self.progress.evaluated(self.step, self.evaluation)
         if self._best is not None:
             self._best.update(self.step, self.evaluation, self._engine.weights)

@@ -1,4 +1,4 @@
-"""What a run reports on its way: a live bar or plain lines, metrics.jsonl, TensorBoard, and the time it took."""
+"""What a run reports on its way: a live bar or plain lines, metrics.jsonl, and the time it took."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
-
-from ncode import InputError
 
 from .files import explain_os_errors, to_json_value, write_file
 
@@ -112,7 +110,7 @@ class Progress:
         done, left = step - self._first, self._steps - step
         if not done or not left:
             return ""
-        return f"  {_duration((time.monotonic() - self._started) / done * left)} left"
+        return f"  {format_seconds((time.monotonic() - self._started) / done * left, 0)} left"
 
 
 def _make_bar(stream: TextIO) -> Bar:
@@ -143,18 +141,19 @@ def _format(values: dict[str, float]) -> str:
     return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
-def _duration(seconds: float) -> str:
-    """Format a duration.
+def format_seconds(seconds: float, digits: int = 1) -> str:
+    """Format a duration, with digits after the point if it is under a minute.
 
-    >>> _duration(8.2), _duration(200), _duration(7500)
-    ('8 s', '3 min 20 s', '2 h 05 min')
+    >>> format_seconds(4.21), format_seconds(4.21, 0), format_seconds(200), format_seconds(7300)
+    ('4.2 s', '4 s', '3 min 20 s', '2 h 1 min')
     """
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    if not math.isfinite(seconds):
+        return "unknown"
+    if seconds < 59.95:
+        return f"{seconds:.{digits}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes_left = divmod(minutes, 60)
+    return f"{hours} h {minutes_left} min" if hours else f"{minutes} min {rest} s"
 
 
 class MetricsLog:
@@ -219,38 +218,6 @@ def _thin(lines: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     if len(lines) <= count:
         return list(lines)
     return [lines[round(index * (len(lines) - 1) / (count - 1))] for index in range(count)]
-
-
-def check_tensorboard() -> None:
-    """Raise if TensorBoard is not installed."""
-    try:
-        import torch.utils.tensorboard  # noqa: F401
-    except ImportError as error:
-        raise InputError("--tensorboard needs the package tensorboard: pip install 'ncode-lab[tensorboard]'") from error
-
-
-class TensorBoardLog:
-    """Writes metrics for TensorBoard.
-
-    Args:
-        folder: Where its files go.
-        done: Steps taken by earlier processes of the run; what they wrote after these steps is hidden.
-    """
-
-    def __init__(self, folder: Path, done: int = 0):
-        check_tensorboard()
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder), purge_step=done + 1 if done else None)
-
-    def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        """Write one point per metric."""
-        for name, value in values.items():
-            self._writer.add_scalar(f"{kind}/{name}", value, step)
-
-    def close(self) -> None:
-        """Write what is buffered."""
-        self._writer.close()
 
 
 class TrialClock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ncode import InputError
 
 from .devices import broadcast
-from .files import explain_os_errors, to_json_value, write_json
+from .files import explain_os_errors, read_json, to_json_value, write_json
 from .result import Result
 
 try:
@@ -71,7 +70,9 @@ class RunFolder:
         if _writes(fabric):
             if not lock_folder(path):
                 raise InputError(f"another process is running in {path}: wait for it, or stop it first")
-            _remove_leftovers(path)
+            for leftover in path.rglob(".*.tmp"):  # of killed processes; folders are those of checkpoints
+                if leftover.is_file():
+                    leftover.unlink()
         return cls(path, record, fabric)
 
     @property
@@ -131,16 +132,16 @@ def find_unfinished(out: str | Path, experiment: str) -> Path | None:
 
 
 def read_record(path: str | Path) -> dict[str, Any]:
-    """Read run.json of a run folder.
-
-    >>> read_record("no/such/folder")
-    Traceback (most recent call last):
-    ncode.errors.InputError: no/such/folder has no run.json: it is not a run folder
-    """
+    """Read run.json of a run folder."""
     file = Path(path) / RECORD
     if not file.is_file():
         raise InputError(f"{path} has no {RECORD}: it is not a run folder")
-    return _read_json(file, "the run cannot be resumed: start a new one without --resume")
+    try:
+        return read_json(file)
+    except InputError as error:
+        raise InputError(
+            f"{file} is damaged ({error}); the run cannot be resumed: start a new one without --resume"
+        ) from error
 
 
 def lock_folder(folder: Path) -> bool:
@@ -193,29 +194,10 @@ def _create_folder(out: Path, experiment: str) -> Path:
             return path
 
 
-def _remove_leftovers(path: Path) -> None:
-    """Remove temporary files of killed processes."""
-    for leftover in path.rglob(".*.tmp"):
-        if leftover.is_file():
-            leftover.unlink()
-
-
-def _read_json(path: Path, advice: str) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}); {advice}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path} is damaged (it holds no JSON object); {advice}")
-    return data
-
-
 def _read_result(path: Path) -> Result | None:
     if not path.is_file():
         return None
-    advice = "delete it, and the trial is run again"
-    data = _read_json(path, advice)
     try:
-        return Result.from_json(data)
+        return Result.from_json(read_json(path))
     except InputError as error:
-        raise InputError(f"{path} is damaged ({error}); {advice}") from error
+        raise InputError(f"{path} is damaged ({error}); delete it, and the trial is run again") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -13,33 +12,27 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 def cosine(optimiser: Optimizer, steps: int, warmup: int = 0) -> LRScheduler:
     """Half a cosine wave from 1 to 0, multiplied by a linear rise over the first `warmup` steps."""
-    return LambdaLR(optimiser, functools.partial(cosine_factor, steps=steps, warmup=warmup))
+    return LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / max(1, warmup)) * _half_wave(step / steps))
 
 
 def one_cycle(optimiser: Optimizer, steps: int, warmup: float = 0.2) -> LRScheduler:
-    """A linear rise from 0.04 to 1 over a fraction `warmup` of the steps, then half a cosine wave down to 0."""
-    return LambdaLR(optimiser, functools.partial(one_cycle_factor, steps=steps, warmup=warmup))
+    """A linear rise from 0.04 to 1 over a fraction `warmup` of the steps, then half a cosine wave down to 0.
 
-
-def cosine_factor(step: int, steps: int, warmup: int = 0) -> float:
-    """Factor of the learning rate for `cosine`.
-
-    >>> [round(cosine_factor(step, steps=100, warmup=10), 2) for step in (0, 9, 50, 100)]
-    [0.1, 0.98, 0.5, 0.0]
-    """
-    return min(1.0, (step + 1) / max(1, warmup)) * _half_wave(step / steps)
-
-
-def one_cycle_factor(step: int, steps: int, warmup: float = 0.2) -> float:
-    """Factor of the learning rate for `one_cycle`.
-
-    >>> [round(one_cycle_factor(step, steps=100), 2) for step in (0, 20, 60, 100)]
+    >>> optimiser, rates = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0), []
+    >>> schedule = one_cycle(optimiser, steps=100)
+    >>> for _ in range(101):
+    ...     rates += schedule.get_last_lr()
+    ...     optimiser.step(); schedule.step()
+    >>> [round(rates[step], 2) for step in (0, 20, 60, 100)]
     [0.04, 1.0, 0.5, 0.0]
     """
     peak = max(1.0, warmup * steps)
-    if step < peak:
-        return 0.04 + 0.96 * step / peak
-    return _half_wave((step - peak) / max(1.0, steps - peak))
+
+    def factor(step: int) -> float:
+        rise = 0.04 + 0.96 * step / peak
+        return rise if step < peak else _half_wave((step - peak) / max(1.0, steps - peak))
+
+    return LambdaLR(optimiser, factor)
 
 
 def _half_wave(fraction: float) -> float:
