@@ -13,10 +13,10 @@ from ..checks import check_choice
 from ..control import DataControl
 from ..costs import Regulariser
 from ..dynamics import SparseLinear
-from .autoencoder import Autoencoder, TrainingCode, full_precision
+from .autoencoder import Autoencoder, TrainingCode
 
-FlowStart = Literal["ones", "stored", "learned", "drawn"]
-ControlNormKind = Literal["sphere", "l2", "row", "batch", "tanh", "none"]
+FlowStart = Literal["ones", "stored"]
+ControlNormKind = Literal["sphere", "l2", "none"]
 
 
 class AutoNCODE(Autoencoder):
@@ -25,11 +25,12 @@ class AutoNCODE(Autoencoder):
     gamma is the encoder, a linear map and a normalisation. The flow is solved exactly, by the matrix exponential.
 
     Args:
-        encoder, decoder, width, latent, loss, code_noise, terms: As for `PlainAutoencoder`.
+        encoder, decoder, loss, code_noise, terms: As for `Autoencoder`.
+        width: Number of features that the encoder returns.
+        latent: Dimensions of the code.
         nonzeros: Non-zeros per row of theta.
         norm, gain: How theta is normalised, and to what norm: see `ControlNorm`.
-        start: x_0 is "ones" (all couplings then move the code alike), "stored" (drawn from N(0, I) once), "learned"
-            (initialised like "stored"), or "drawn" anew for each image.
+        start: x_0 is "ones" (all couplings then move the code alike) or "stored" (drawn from N(0, I) once).
         horizon: T.
         costs: Running costs on the latent flow, added to the loss; with any, the solver replaces the exact flow.
         seed: Seed of the sparsity pattern of theta and of x_0.
@@ -41,6 +42,8 @@ class AutoNCODE(Autoencoder):
     >>> model(images).shape, model.trajectory(images, torch.linspace(0, 10, 5)).shape
     (torch.Size([2, 1, 28, 28]), torch.Size([2, 5, 8]))
     """
+
+    x0: Tensor
 
     def __init__(
         self,
@@ -67,15 +70,12 @@ class AutoNCODE(Autoencoder):
         # gamma is part of this module, so the block takes its context as the control.
         self.block = NCODE(SparseLinear(latent, nonzeros, seed), DataControl(), t1=horizon)
         drawn = torch.randn(latent, generator=torch.Generator().manual_seed(seed))
-        if start == "learned":
-            self.x0 = nn.Parameter(drawn)
-        else:
-            self.register_buffer("x0", torch.ones(latent) if start == "ones" else drawn)
+        self.register_buffer("x0", torch.ones(latent) if start == "ones" else drawn)
 
     def control(self, images: Tensor) -> Tensor:
         """theta for images, (batch, latent, nonzeros)."""
-        features = full_precision(self.features(images, self.gamma.in_features))
         # In single precision also under autocast: exp(10 theta) has no digits to spare.
+        features = self.features(images, self.gamma.in_features).to(self.gamma.weight.dtype)
         with torch.autocast(images.device.type, enabled=False):
             return self.norm(self.gamma(features).unflatten(1, (self.latent, self.nonzeros)))
 
@@ -103,8 +103,6 @@ class AutoNCODE(Autoencoder):
         return TrainingCode(solution.x, cost, {**parts, "cost": cost.detach()})
 
     def _x0(self, control: Tensor) -> Tensor:
-        if self.start == "drawn":
-            return torch.randn(len(control), self.latent, device=control.device, dtype=control.dtype)
         return self.x0.to(control.dtype).expand(len(control), -1)
 
 
@@ -116,9 +114,7 @@ class ControlNorm(nn.Module):
 
     Args:
         kind: "l2": the control of a sample has norm 1. "sphere": the same after subtracting the mean over the batch,
-            since otherwise nearly all of a control may be a direction that all samples share. "row": each row has
-            norm m^-1/2. "batch": each component has mean 0 and deviation (m k)^-1/2 over the batch. "tanh": each
-            component is at most (m k)^-1/2 in size. "none": no normalisation.
+            since otherwise nearly all of a control may be a direction that all samples share. "none": no normalisation.
         m, k: Rows, and non-zeros per row.
         gain: The norm of the result (for "none": a plain factor).
 
@@ -132,22 +128,12 @@ class ControlNorm(nn.Module):
         self.kind = check_choice("normalisation", kind, get_args(ControlNormKind))
         self.m, self.k = m, k
         self.gain = nn.Parameter(torch.tensor(float(gain)), requires_grad=False)
-        self.batch = nn.BatchNorm1d(m * k, affine=False) if kind == "batch" else nn.Identity()
         self.centre = _Centre(m * k) if kind == "sphere" else nn.Identity()
 
     def forward(self, control: Tensor) -> Tensor:
-        flat, size = control.flatten(1), float(self.m * self.k)
-        match self.kind:
-            case "l2":
-                flat = nn.functional.normalize(flat, dim=1)
-            case "sphere":
-                flat = nn.functional.normalize(self.centre(flat), dim=1)
-            case "row":
-                flat = nn.functional.normalize(control, dim=2).flatten(1) * self.m**-0.5
-            case "batch":
-                flat = self.batch(flat) * size**-0.5
-            case "tanh":
-                flat = flat.tanh() * size**-0.5
+        flat = self.centre(control.flatten(1))
+        if self.kind != "none":
+            flat = nn.functional.normalize(flat, dim=1)
         return self.gain * flat.reshape(-1, self.m, self.k)
 
     def extra_repr(self) -> str:

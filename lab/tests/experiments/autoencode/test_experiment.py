@@ -7,14 +7,13 @@ import pytest
 import torch
 from ncode_lab.data import Images, draw_digits
 from ncode_lab.experiments import PRESETS
-from ncode_lab.experiments.autoencode import Autoencode
-from ncode_lab.experiments.autoencode.experiment import orbit, principal_error
-from ncode_lab.experiments.cluster import Cluster
+from ncode_lab.experiments.autoencode.experiment import Autoencode, orbit, principal_error
+from ncode_lab.experiments.cluster.experiment import Cluster
 from ncode_lab.experiments.coding.codes import decode, encode, to_bytes, to_floats
 from ncode_lab.experiments.coding.models import KINDS, build_autoencoder
 from ncode_lab.experiments.coding.training import Code, errors
-from ncode_lab.experiments.generate import Generate
-from ncode_lab.experiments.interpolate import Interpolate
+from ncode_lab.experiments.generate.experiment import Generate
+from ncode_lab.experiments.interpolate.experiment import Interpolate
 from ncode_lab.experiments.runner import run
 from ncode_lab.metrics import Inception
 from ncode_lab.training import RunOptions, Trial
@@ -213,8 +212,8 @@ def test_results_of_a_preset_are_named_by_the_data_set_and_the_papers_recipe_is_
 @pytest.mark.parametrize(
     ("changes", "model", "label"),
     [
-        ({"gain": 3.0, "norm": "row"}, "auton-code", "cifar10, norm row, gain 3"),
-        ({"gain": 3.0, "norm": "row"}, "ae", "cifar10"),
+        ({"gain": 3.0, "norm": "l2"}, "auton-code", "cifar10, norm l2, gain 3"),
+        ({"gain": 3.0, "norm": "l2"}, "ae", "cifar10"),
         ({"beta": 0.5}, "vae", "cifar10, beta 0.5"),
         ({"beta": 0.5}, "auton-code", "cifar10"),
         ({"texture": 3.0}, "ae", "cifar10, texture 3"),
