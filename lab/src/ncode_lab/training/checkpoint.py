@@ -36,11 +36,9 @@ class Checkpoint(NamedTuple):
 
 
 class Checkpoints:
-    """The last two checkpoints of one fit: folders that are complete or absent, verified by checksums.
+    """The last two checkpoints of one fit: folders such as step-000200, complete or absent, verified by checksums.
 
-    Args:
-        folder: The folder that holds them, one folder per checkpoint: step-000200.
-        warn: Called with a message for each damaged checkpoint.
+    `warn` is called with a message for each damaged checkpoint.
     """
 
     def __init__(self, folder: Path, warn: Callable[[str], None]):
@@ -133,13 +131,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
 
 
 class BestWeights:
-    """Keeps a copy of the weights of the best evaluation; of two equal ones, the earlier.
+    """Keeps a copy of the weights of the best evaluation by a metric, such as "accuracy" or "-error".
 
-    Args:
-        metric: The metric to maximise, or to minimise if it starts with "-".
-
-    Attributes:
-        state: What a checkpoint stores: the step, its value, its evaluation and its weights. None before the first.
+    Of equal evaluations, the earlier counts. `state` is what a checkpoint stores; None before the first.
 
     >>> best = BestWeights("-error")
     >>> for step, error in ((10, 0.5), (20, 0.25), (30, 0.75), (40, math.nan)):

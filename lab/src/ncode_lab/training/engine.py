@@ -23,11 +23,7 @@ RESERVED = ("step", "kind", "fit", "loss")
 
 
 class OpaqueBatch:
-    """A batch that Fabric does not convert.
-
-    For mixed precision, Fabric would round the numbers of a batch to 16 bits before the loss sees them. Autocast
-    decides for each operation what is safe to round; data are not.
-    """
+    """A batch that Fabric does not convert: for mixed precision it would round data to 16 bits, which is not safe."""
 
     def __init__(self, batch: Any):
         self.batch = batch
@@ -53,13 +49,7 @@ class Objective(nn.Module):
 
 
 class Engine:
-    """A task's model with its optimiser and schedule, on the devices of a Fabric.
-
-    Args:
-        task: What to train.
-        fabric: The devices.
-        graph: Record a training step as a CUDA graph and replay it.
-    """
+    """A task's model with its optimiser and schedule, on the devices of a Fabric. `graph`: replay a CUDA graph."""
 
     def __init__(self, task: Task, fabric: Fabric, graph: bool = False):
         task.to(fabric.device)
@@ -129,13 +119,7 @@ class Engine:
 
 
 class LossBuffer:
-    """Collects losses on the device and reads them rarely, so that a step need not wait for the previous one.
-
-    >>> losses = LossBuffer()
-    >>> losses.add(Loss(torch.tensor(0.5), {"nfe": 12}))
-    >>> losses.read(1)
-    ({'loss': 0.5, 'nfe': 12.0}, False)
-    """
+    """Collects losses on the device and reads them rarely, so that a step need not wait for the previous one."""
 
     def __init__(self) -> None:
         self._losses: list[Tensor] = []

@@ -33,10 +33,6 @@ class GraphedStep:
 
     The signature consists of the shapes of the batch and the optimiser's settings other than the learning rates. One
     signature is recorded; steps with another, such as a smaller last batch, run without a graph.
-
-    Args:
-        optimiser: The optimiser that changes the weights in a step.
-        device: A CUDA device.
     """
 
     def __init__(self, optimiser: Optimizer, device: torch.device):
@@ -59,14 +55,9 @@ class GraphedStep:
         self._loss: Loss | None = None
 
     def __call__(self, take_step: Callable[[Any], Loss], batch: Any) -> Loss:
-        """Take a step on a batch.
+        """Take a step on a batch on the device, and return its loss. Its report is valid until the next step.
 
-        Args:
-            take_step: The whole step, from the batch to changed weights; the same function each time.
-            batch: The batch, on the device.
-
-        Returns:
-            Its loss. The report is valid until the next step.
+        `take_step` is the whole step, from the batch to changed weights; the same function each time.
         """
         signature = self._signature_of(batch)
         self._repeats = self._repeats + 1 if signature == self._signature else 1
@@ -145,28 +136,17 @@ class GraphedStep:
 def forbid_sync() -> Iterator[None]:
     """Raise where Python waits for the GPU: CUDA would refuse it later, without saying where."""
     before = torch.cuda.get_sync_debug_mode()
-    _set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        _set_sync_debug_mode(before)
-
-
-def _set_sync_debug_mode(mode: str | int) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
-        torch.cuda.set_sync_debug_mode(mode)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 def error_location(error: BaseException) -> str:
-    """The innermost line outside torch that an error comes from, and the first line of its message.
-
-    >>> try:
-    ...     torch.zeros(2).reshape(3)
-    ... except RuntimeError as error:
-    ...     print(error_location(error).partition(": ")[2])
-    shape '[3]' is invalid for input of size 2
-    """
+    """The innermost line outside torch that an error comes from, and the first line of its message."""
     torch_folder = str(Path(torch.__file__).parent)
     frames = [each for each in traceback.extract_tb(error.__traceback__) if not each.filename.startswith(torch_folder)]
     message = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -159,9 +159,7 @@ def format_seconds(seconds: float, digits: int = 1) -> str:
 class MetricsLog:
     """The metrics of a trial, one JSON object per line: {"step", "kind": "train" or "evaluation", "fit", ...}.
 
-    Args:
-        path: The file.
-        writes: False in processes that must not touch it.
+    With `writes=False`, for processes that must not touch the file, it does nothing.
     """
 
     def __init__(self, path: Path, writes: bool = True):

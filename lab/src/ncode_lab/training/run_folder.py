@@ -6,6 +6,7 @@ import errno
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ except ImportError:  # Windows has none: there, the user must see to it that eac
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-RECORD, LOCK = "run.json", ".lock"
+RECORD, RESULT, LOCK = "run.json", "result.json", ".lock"
 _STAMP = re.compile(r"(\d{4}-\d{2}-\d{2}-\d{6})(?:-(\d+))?")
 _lock_handles: dict[Path, int] = {}
 
@@ -98,16 +99,14 @@ class RunFolder:
 
     def result(self, trial: str) -> Result | None:
         """The result of a trial; None if it is not done."""
-        return broadcast(_read_result(self._result_file(trial)) if _writes(self._fabric) else None, self._fabric)
+        path = self.path / "trials" / trial / RESULT
+        return broadcast(_read_result(path) if _writes(self._fabric) else None, self._fabric)
 
     def write_result(self, trial: str, result: Result) -> None:
         """Write the result of a trial, which marks it as done."""
-        self.trial(trial)
+        folder = self.trial(trial)
         if _writes(self._fabric):
-            write_json(self._result_file(trial), result.as_json())
-
-    def _result_file(self, trial: str) -> Path:
-        return self.path / "trials" / trial / "result.json"
+            write_json(folder / RESULT, result.as_json())
 
     def _make(self, folder: Path) -> Path:
         if _writes(self._fabric):
@@ -183,15 +182,14 @@ def _create_folder(out: Path, experiment: str) -> Path:
     stamp, count = datetime.now().strftime("%Y-%m-%d-%H%M%S"), 1
     with explain_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
+        path = out / f"{experiment}-{stamp}"
         while True:
-            path = out / (f"{experiment}-{stamp}" + (f"-{count}" if count > 1 else ""))
-            try:
+            with suppress(FileExistsError):
                 path.mkdir()
-            except FileExistsError:
-                count += 1
-                continue
-            lock_folder(path)
-            return path
+                lock_folder(path)
+                return path
+            count += 1
+            path = out / f"{experiment}-{stamp}-{count}"
 
 
 def _read_result(path: Path) -> Result | None:

@@ -72,14 +72,9 @@ class TrialContext:
         return self.clock.seconds
 
     def fit(self, task: Task, name: str = "model") -> nn.Module:
-        """Train a task's model, or resume its training.
+        """Train a task's model, or resume its training, and return it on the device, in evaluation mode.
 
-        Args:
-            task: What to train.
-            name: Name of the fit, for a trial that trains more than one model.
-
-        Returns:
-            The model, on the device, in evaluation mode.
+        A trial that trains more than one model gives each fit its own `name`.
         """
         if name in self._fitted:
             raise InputError(f"this trial has already fitted {name!r}: give each fit its own name")
