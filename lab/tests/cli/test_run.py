@@ -2,7 +2,7 @@ import json
 
 import pytest
 from ncode_lab.cli import main
-from ncode_lab.experiments.reflection import Reflection
+from ncode_lab.experiments.reflection.experiment import Reflection
 from ncode_lab.training import RunError
 
 FAST = ["--smoke", "--device", "cpu", "--quiet"]

@@ -1,7 +1,7 @@
 import pytest
 from ncode_lab.cli import main
 from ncode_lab.experiments import find
-from ncode_lab.experiments.reflection import Reflection
+from ncode_lab.experiments.reflection.experiment import Reflection
 from ncode_lab.experiments.sweep import read_grid
 
 FAST = ["--smoke", "--device", "cpu"]

@@ -33,4 +33,4 @@ def find(name: str) -> type[Experiment]:
     'x -> -x on the line, which no NODE can learn (figure 3)'
     """
     check_choice("experiment", name, EXPERIMENTS)
-    return getattr(import_module(f".{name}", __package__), _CLASSES[name])
+    return getattr(import_module(f".{name}.experiment", __package__), _CLASSES[name])

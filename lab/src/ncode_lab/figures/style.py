@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 # The same in every figure, and distinct within each, also for the colour-blind (Okabe and Ito's palette): static models
@@ -73,6 +74,11 @@ def shared_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
         known |= dict(zip(labels, handles, strict=True))
     columns = max(1, min(len(known), columns))
     figure.legend(list(known.values()), list(known), loc="outside upper center", ncols=columns, frameon=False)
+
+
+def legend_entry(label: str, **style: Any) -> Line2D:
+    """A line or marker that stands for a name in a legend."""
+    return Line2D([], [], label=label, **style)
 
 
 def draw_band(panel: Axes, x: Tensor, rows: Tensor, color: Any, label: str = "", **style: Any) -> None:

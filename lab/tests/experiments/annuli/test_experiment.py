@@ -8,8 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ncode_lab.data import Points
-from ncode_lab.experiments.annuli import Annuli
-from ncode_lab.experiments.annuli.experiment import Separate, draw_points, score
+from ncode_lab.experiments.annuli.experiment import Annuli, Separate, draw_points, score
 from ncode_lab.experiments.annuli.models import MODELS, PARAMETERS, build, build_within, circle_error, flows
 from ncode_lab.experiments.base import Finished
 from ncode_lab.training import Result, RunOptions, Trial, TrialContext

@@ -5,7 +5,7 @@ import pytest
 import torch
 from ncode_lab.data import Images, ImageSets, draw_digits, load
 from ncode_lab.experiments.base import Finished
-from ncode_lab.experiments.classification import Classification
+from ncode_lab.experiments.classification.experiment import Classification
 from ncode_lab.experiments.classification.figures import course_of, draw_classification
 from ncode_lab.experiments.classification.training import Classify, measure
 from ncode_lab.experiments.common import StepClock

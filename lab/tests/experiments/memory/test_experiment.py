@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from ncode_lab.experiments import run
-from ncode_lab.experiments.memory import Memory
-from ncode_lab.experiments.memory.experiment import Remember, episodes_to_learn
+from ncode_lab.experiments.memory.experiment import Memory, Remember, episodes_to_learn
 from ncode_lab.report import gather
 from ncode_lab.training import RunOptions, Trial
 

@@ -39,10 +39,8 @@ from .models import (
 class Annuli(Experiment):
     """Tell a disc from the annulus around it, by a flow and a linear read-out.
 
-    A NODE moves the plane as a whole: the annulus still encircles the disc when the flow ends, so no line separates the
-    two. ANODE leads its points around one another in one more dimension. N-CODE stays in the plane and gives each point
-    a field of its own: open loop, theta = gamma(x0); closed loop, as in the paper's equation 4, theta starts at
-    gamma(x0) and follows dtheta/dt = g(x).
+    Open loop: theta = gamma(x0). Closed loop, as in the paper's equation 4: theta starts at gamma(x0) and follows
+    dtheta/dt = g(x).
 
     All models have the same number of steps and, as far as whole units allow, of parameters. With more steps a NODE
     gets nearly every held-out point right, since it can pull the annulus open along a gap between the points. The

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ...figures.style import new_panels
+from ...figures.style import legend_entry, new_panels
 
 SHADES = ("#3B4CC0", "#C9960C")  # of the classes: unlike the colours of models, and distinct for the colour-blind
 SOFT = LinearSegmentedColormap.from_list("soft", ["#9DA8EC", "#FFFFFF", "#F0D284"])
@@ -89,8 +89,8 @@ def draw_trajectories(paths: Mapping[str, Paths]) -> Figure:
         hidden = f"\n(projected: {path.zeros} more dim.)" if path.zeros else "\n"
         panel.set_title(_title(model) + hidden, fontsize="medium")
         _plane(panel, *sides)
-    end = Line2D([], [], linestyle="", marker="o", markersize=4, color="black", label="where it ends")
-    line = Line2D([], [], color="0.35", linestyle="--", label="read-out's boundary")
+    end = legend_entry("where it ends", linestyle="", marker="o", markersize=4, color="black")
+    line = legend_entry("read-out's boundary", color="0.35", linestyle="--")
     figure.legend(handles=[*_classes(), end, line], loc="outside lower center", ncols=4, frameon=False)
     return figure
 
@@ -168,10 +168,8 @@ def _boundary_line(panel: Axes, line: Tensor, sides: tuple[tuple[float, float], 
 
 
 def _classes() -> list[Line2D]:
-    return [
-        Line2D([], [], linestyle="", marker="o", markersize=5, color=shade, label=name)
-        for shade, name in zip(SHADES, NAMES, strict=True)
-    ]
+    dot = {"linestyle": "", "marker": "o", "markersize": 5}
+    return [legend_entry(name, color=shade, **dot) for shade, name in zip(SHADES, NAMES, strict=True)]
 
 
 def _title(model: str) -> str:

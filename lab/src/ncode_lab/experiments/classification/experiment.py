@@ -11,7 +11,7 @@ from ncode.checks import check_choice, check_fraction
 from ncode.costs import ControlNorm, KineticEnergy, Regulariser
 from ncode.models import ImageClassifier
 
-from ...data import ImageSets, MissingData, find, load
+from ...data import ImageSets, load
 from ...precision import tf32
 from ...training import Column, Reported, Result, Trial, TrialContext
 from ..base import Experiment, Finished, Picture
@@ -139,7 +139,8 @@ class Classification(ClassifierSettings, Experiment):
         check_not_negative(self, "control_cost", "kinetic_cost", "epochs", "batch", "lr", "images", "test_images")
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
-        ending = " (generated)" if self._is_generated() else ""
+        generated = self.fallback and _load(self.dataset, self.data_dir, fallback=True).generated
+        ending = " (generated)" if generated else ""
         recipe = self.recipe
         about = {"epochs": recipe.epochs, "batch": recipe.batch, "lr": recipe.lr}
         about |= {"weight decay": recipe.weight_decay, "clip": recipe.clip}
@@ -200,15 +201,6 @@ class Classification(ClassifierSettings, Experiment):
         """Running costs."""
         control = [ControlNorm(self.control_cost)] if self.control_cost else []
         return [*control, *([KineticEnergy(self.kinetic_cost)] if self.kinetic_cost else [])]
-
-    def _is_generated(self) -> bool:
-        if not self.fallback:
-            return False
-        try:
-            find(self.dataset, self.data_dir or None, download=False)
-        except MissingData:
-            return True
-        return False
 
 
 def label_of(settings: Classification, model: str) -> str:

@@ -14,15 +14,7 @@ from ncode.block import NCODE
 from ncode.checks import check_choice, check_count, check_fraction
 from ncode.control import ClosedLoop, Controller, DataControl, Feedback, OpenLoop, Static
 from ncode.dynamics import Augmented, ConvBlock, Dynamics
-from ncode.models import (
-    GAMMAS,
-    Classifier,
-    ClassifierOutput,
-    Gamma,
-    ImageClassifier,
-    gamma,
-    shrunk_shape,
-)
+from ncode.models import GAMMAS, Classifier, ClassifierOutput, Gamma, ImageClassifier, gamma, shrunk_shape
 
 from ..common import check_not_negative, check_positive
 from .network import ClassifierNet
@@ -131,10 +123,6 @@ class TrunkClassifier(ImageClassifier):
         """Logits. There are no blocks, so costs and solver options have no effect."""
         logits = self.readout(self.trunk(self.normalise(images)))
         return ClassifierOutput(logits, (), torch.ones_like(logits[:, 0], dtype=torch.bool))
-
-    def config(self) -> dict[str, Any]:
-        names = ("shape", "classes", "kind", "hidden", "dropout", "shrink")
-        return {name: getattr(self, name) for name in names}
 
 
 ncode.register(TrunkClassifier, name="ncode.TrunkClassifier")  # the name in files written before it moved here

@@ -9,10 +9,9 @@ import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ...figures.style import new_panels
+from ...figures.style import legend_entry, new_panels
 from ..coding.figures import title
 
 
@@ -35,10 +34,8 @@ def draw_maps(maps: Mapping[str, Map], classes: Sequence[str]) -> Figure:
         left.set_title(f"mixture: {100 * each.accuracy:.1f}% agree with labels", fontsize="medium")
         right.set_title("labels", fontsize="medium")
         left.set_ylabel(title(model))
-    dots = [
-        Line2D([], [], marker="o", linestyle="none", color=colour, label=name)
-        for name, colour in zip(classes, colours, strict=False)
-    ]
+    pairs = zip(classes, colours, strict=False)
+    dots = [legend_entry(name, marker="o", linestyle="none", color=colour) for name, colour in pairs]
     figure.legend(handles=dots, loc="outside right center", frameon=False, title="labels", fontsize="small")
     return figure
 

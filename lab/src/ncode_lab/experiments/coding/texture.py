@@ -1,9 +1,8 @@
 """The distance between textures, for an autoencoder's loss: a mean square alone blurs images.
 
-The image y with the smallest mean square is the mean of all images that a code may stand for. Where they differ, in
-fine detail, the mean is weak: an edge is in the right place, but too faint. `texture_distance` compares the strength
-of detail, and not its shape. With detail d_k(x), k over scales, directions and colours, and
-w the mean over a small window,
+The image y with the smallest mean square is the mean of all images that a code may stand for, in which fine detail is
+too faint. `texture_distance` compares the strength of detail, and not its shape. With detail d_k(x), k over scales,
+directions and colours, and w the mean over a small window,
 
     s_k(x) = w(d_k(x)^2)^(1/2),    texture distance = sum over k of mean (s_k(y) - s_k(x))^2.
 
@@ -11,14 +10,9 @@ w the mean over a small window,
 place of Inception's features, so that training uses nothing of the network that computes FID.
 
 Detail is slope and bend, across and down, at three scales: the tight frame of linear splines. The squares of its parts
-nearly sum to that of the image, so the distance is in units of the mean square. Its cost is known: where the mean has
-the strength s_m and the image s_x, the mean square plus `weight` times the distance is least for detail of strength
-
-    s_m + (s_x - s_m) weight / (1 + weight),
-
-a point on the straight line from the mean to its optimal transport. That adds (weight / (1 + weight))^2 of
-(s_x - s_m)^2 to the mean square, and leaves 1 / (1 + weight)^2 of it as the distance: the first steps are cheap. What a
-code does not tell about the strength of detail remains, whatever the weight.
+nearly sum to that of the image, so the distance is in units of the mean square. Where the mean has the strength s_m and
+the image s_x, the mean square plus `weight` times the distance is least for detail of strength
+s_m + (s_x - s_m) weight / (1 + weight). That adds (weight / (1 + weight))^2 of (s_x - s_m)^2 to the mean square.
 """
 
 from __future__ import annotations

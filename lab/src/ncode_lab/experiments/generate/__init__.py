@@ -1,5 +1,1 @@
 """Sampling from densities of codes (section 4.5 and appendix C.6 of the paper)."""
-
-from .experiment import Generate
-
-__all__ = ["Generate"]

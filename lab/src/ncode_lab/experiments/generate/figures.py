@@ -7,10 +7,9 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ...figures.style import colour, new_figure, new_panels, show_images
+from ...figures.style import colour, legend_entry, new_figure, new_panels, show_images
 from ..coding.figures import title
 
 Line = Mapping[float, float]  # a score at each value of the axis
@@ -96,14 +95,12 @@ def draw_neighbours(found: Mapping[str, Neighbours]) -> Figure:
 
 def _legend(panel: Axes, models: Sequence[str], paper: bool) -> None:
     """Next to the panel, where it hides no line."""
-    lines = [Line2D([], [], color=colour(model), label=title(model)) for model in models]
-    for label, style, marker in (
-        ("fitted to test codes (paper)", "-", "o"),
-        ("to training codes (honest)", "--", "s"),
-        ("coded and decoded test images", ":", ""),
-    ):
-        lines.append(Line2D([], [], color="0.3", linestyle=style, marker=marker, markersize=4, label=label))
+    lines = [legend_entry(title(model), color=colour(model)) for model in models]
+    grey = {"color": "0.3", "markersize": 4}
+    lines.append(legend_entry("fitted to test codes (paper)", linestyle="-", marker="o", **grey))
+    lines.append(legend_entry("to training codes (honest)", linestyle="--", marker="s", **grey))
+    lines.append(legend_entry("coded and decoded test images", linestyle=":", **grey))
     if paper:
         star = {"marker": "*", "markersize": 11, "markeredgecolor": "black", "linestyle": "none"}
-        lines.append(Line2D([], [], color="white", label="the paper's numbers", **star))
+        lines.append(legend_entry("the paper's numbers", color="white", **star))
     panel.legend(handles=lines, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, fontsize="small")

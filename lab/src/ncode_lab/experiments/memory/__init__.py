@@ -1,5 +1,1 @@
 """Remembering bit patterns within an episode (section 4.3, figure 5, and figure A.3 of the paper)."""
-
-from .experiment import Memory
-
-__all__ = ["Memory"]

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -39,15 +38,9 @@ _QUICK = {"episodes": 800, "rival_episodes": 1600, "units": 128}
 class Memory(Experiment):
     """See some patterns of +1 and -1 twice in random order, then complete one of them from a part of its bits.
 
-    Every episode has new patterns, so they have to be remembered within it: in fast weights that change with the input
-    (plastic N-CODE), or in the state of a model with fixed weights. An episode is one sequence of patterns and a query;
-    a training step takes a batch of episodes, and curves count episodes. Models other than ncode are trained at the
-    first degradation only, and LSTMs at the first number of patterns only.
-
-    At n = 100 with 10 patterns and 0.7 or 0.9 of the bits lost, or 5 and 0.9, plastic N-CODE stays above 1 %, although
-    the nearest of the patterns shown would be right: all are stored in one matrix of pair products and interfere, and
-    so does the query. Minimising the error itself over mu and theta_0, as far as the symmetry of the task leaves them
-    free, gives 1.4, 11.3 and 2.5 %, or 1.1, 10.0 and 2.0 % with a query of 2 to 4 s instead of the paper's 0.5.
+    An episode is one sequence of patterns and a query. A training step takes a batch of episodes, and curves count
+    episodes. Models other than ncode are trained at the first degradation only, and LSTMs at the first number of
+    patterns only.
     """
 
     name = "memory"
@@ -145,26 +138,19 @@ class Memory(Experiment):
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """One episode, figure 5 and figure A.3."""
-        saved = [done.folder / "kept" / "episode.safetensors" for done in finished if self._is_drawn(done.trial)]
-        found = [path for path in saved if path.is_file()]
-        return self.redraw([done.result for done in finished], found[0] if found else None)
+        from .figures import draw_episode
+
+        shown = [done for done in finished if done.trial.model == "ncode" and self._is_drawn(done.trial)]
+        episode = [Picture("episode", draw_episode(**done.load("episode")), EPISODE) for done in shown[:1]]
+        return [*episode, *self.redraw([done.result for done in finished])]
 
     @classmethod
-    def redraw(cls, results: Sequence[Result], episode: Path | None = None) -> list[Picture]:
-        """Figure 5 and figure A.3 from result files, which may come from several runs.
-
-        Args:
-            results: Results of this experiment.
-            episode: File kept/episode.safetensors of a trial, to draw an episode too.
-        """
-        from .figures import draw_episode, draw_plastic, draw_rivals
+    def redraw(cls, results: Sequence[Result]) -> list[Picture]:
+        """Figure 5 and figure A.3 from result files, which may come from several runs."""
+        from .figures import draw_plastic, draw_rivals
 
         lines = [_line(result) for result in results if result.curves.get("train error")]
         pictures = []
-        if episode is not None:
-            from safetensors.torch import load_file
-
-            pictures.append(Picture("episode", draw_episode(**load_file(episode)), EPISODE))
         if lines:
             pictures.append(Picture("error", draw_rivals(lines), RIVALS))
         if len({line[1:4] for line in lines if line.model == "ncode"}) > 1:

@@ -1,5 +1,1 @@
 """The reflection x -> -x, which no NODE can learn (section 4.1 and figure 3 of the paper)."""
-
-from .experiment import Reflection, build
-
-__all__ = ["Reflection", "build"]

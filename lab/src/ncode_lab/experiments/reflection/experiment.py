@@ -33,12 +33,7 @@ CAPTION = (
 
 @dataclass(frozen=True)
 class Reflection(Experiment):
-    """Learn x -> -x on [-1, 1].
-
-    A NODE moves all numbers in one field on the line, where trajectories cannot cross: the best it can do is to send
-    all of them to 0, with a mean squared error of 1/3. A control set from x(0), or driven by x(t), gives each number a
-    field of its own.
-    """
+    """Learn x -> -x on [-1, 1]."""
 
     name = "reflection"
     line = "x -> -x on the line, which no NODE can learn (figure 3)"
