@@ -207,6 +207,7 @@ def test_every_workload_is_offered():
         assert file.stem.replace("_", "-") in printed
 
 
+@pytest.mark.slow
 def test_the_readme_says_what_the_results_say():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.summary", "--check"], cwd=ROOT, capture_output=True, text=True, check=False

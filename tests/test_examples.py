@@ -2,9 +2,12 @@ import runpy
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
+@pytest.mark.slow
 def test_the_reflection_prints_its_errors_and_draws_a_picture(tmp_path, monkeypatch, capsys):
     script = EXAMPLES / "reflection.py"
     monkeypatch.setattr(sys, "argv", [str(script), "--steps", "2", "--out", str(tmp_path)])

@@ -62,6 +62,7 @@ def test_stimuli_must_be_presentations():
         plastic().episode(torch.ones(2, 6, dtype=DOUBLE))
 
 
+@pytest.mark.slow
 def test_a_degraded_pattern_is_completed_after_a_few_episodes():
     """The memory task of the paper, small: three patterns shown twice, then one with half of its bits zeroed."""
     n, patterns, batch = 40, 3, 16

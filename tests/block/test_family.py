@@ -35,6 +35,7 @@ def test_each_member_is_built_as_its_table_says_and_runs(name):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in block.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILY)
 def test_each_member_learns_to_go_somewhere(name):
     block = ncode.NCODE(*FAMILY[name].choose(2))
@@ -49,6 +50,7 @@ def test_each_member_learns_to_go_somewhere(name):
     assert losses[-1].item() < 0.9 * losses[0].item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILY)
 def test_trajectories_on_a_line_cross_only_where_samples_do_not_share_the_field(name):
     """In one dimension, a member in which samples share the field keeps their order, whatever its weights are."""

@@ -89,6 +89,7 @@ def test_torch_compile_leaves_values_and_gradients_as_they_are(options):
         torch.testing.assert_close(parameter.grad, grad, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_torch_compile_leaves_exact_flows_as_they_are():
     block, x = ncode.NCODE(ncode.dynamics.Linear(2), ncode.OpenLoop(nn.Linear(2, 4))), torch.randn(3, 2)
     torch.testing.assert_close(torch.compile(block)(x), block(x))

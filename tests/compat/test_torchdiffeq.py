@@ -397,6 +397,7 @@ def test_odeint_adjoint_accepts_adjoint_arguments_that_it_does_not_need():
 # --- events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interface", ["odeint", "odeint_adjoint"])
 def test_a_falling_ball_lands_when_and_how_torchdiffeq_says_with_its_gradients(interface):
     fall, (height, speed), t0 = Fall(), ball(), times(0.3)[0]

@@ -42,6 +42,7 @@ def test_values_and_gradients_are_those_of_one_sample_at_a_time(formulation, bat
 
 
 # Forward mode imports a part of torch that torch itself has deprecated.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @every_formulation
 @every_kernel

@@ -146,6 +146,7 @@ def test_the_operators_can_be_mapped(on_cpu, dims):
     torch.testing.assert_close(found, torch.stack([one_by_one(*pair) for pair in pairs]))
 
 
+@pytest.mark.slow
 def test_compilers_know_the_operators_shapes(on_cpu):
     x, w = torch.randn(2, 3, 4, 5), torch.randn(2, 6, 3, 3, 3)
     torch.library.opcheck(torch.ops.ncode.sample_conv2d.default, (x, w))

@@ -220,6 +220,7 @@ def test_every_size_of_a_program_gives_the_same(on_cpu, monkeypatch):
         compare(given, 2e-6)
 
 
+@pytest.mark.slow
 @needs_emulation
 @pytest.mark.parametrize("tf32", [False, True])
 def test_programs_for_many_filters_are_of_other_sizes_and_give_the_same(on_cpu, spoiled, monkeypatch, tf32):

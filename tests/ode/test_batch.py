@@ -174,6 +174,7 @@ def rows_of(kind, rates):
     return lambda: series[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensor", "computed", "parameter", "buffer of a module", "series"])
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_a_tensor_of_a_closure_may_have_a_row_a_sample(kind, gradient):

@@ -56,6 +56,7 @@ def test_linear_dynamics_follow_the_matrix_exponential(method):
     close(sol.x, (torch.matrix_exp(1.5 * theta) @ x0[:, :, None])[:, :, 0], rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.slow
 @high_order
 def test_the_van_der_pol_oscillator_agrees_with_scipy(method):
     mu = 5.0
@@ -100,6 +101,7 @@ def test_single_and_double_precision_keep_their_dtype_and_their_digits(dtype, di
     close(sol.x, x0 * math.exp(-2), rtol=digits, atol=digits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_solve_backward_in_time_undoes_one_forward(method):
     def field(t, x, theta):
@@ -225,6 +227,7 @@ def test_saved_times_are_returned_for_every_sample():
     close(sol.ts, torch.tensor([[0.25, 0.5]] * 2, dtype=DOUBLE))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("t0", [0.0, 1e3, 12345.6, -1e5])
 @pytest.mark.parametrize("dt", [0.1, 0.01, 1 / 3, 0.001])
 def test_fixed_steps_end_exactly_at_t1_wherever_time_begins(t0, dt):

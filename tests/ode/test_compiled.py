@@ -62,6 +62,7 @@ def test_compiled_equals_eager_with_every_gradient(gradient):
     close(fast, eager, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_compiled_equals_eager_where_one_step_serves_the_batch():
     x0 = torch.randn(5, 2, dtype=DOUBLE).requires_grad_()
@@ -177,6 +178,7 @@ def test_another_tolerance_or_method_is_another_graph(traced):
         assert torch.equal(fast.stats.steps, eager.stats.steps)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_a_number_caught_in_a_closure_is_heeded_when_it_changes():
     def use(rate):
@@ -188,6 +190,7 @@ def test_a_number_caught_in_a_closure_is_heeded_when_it_changes():
         close(use(rate), math.exp(rate), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_train_and_eval_mode_are_heeded():
     class Net(nn.Module):
@@ -230,6 +233,7 @@ def test_parameters_that_change_in_place_or_are_replaced_are_followed():
     assert len({loss.item() for loss in losses}) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_tensors_of_one_shape_are_not_confused_when_another_of_them_is_trained():
     """Which tensors want a gradient changes from call to call; what they are to the dynamics does not."""
@@ -252,6 +256,7 @@ def test_tensors_of_one_shape_are_not_confused_when_another_of_them_is_trained()
         close(use(True).x, use(False).x)
 
 
+@pytest.mark.slow
 def test_a_code_caught_together_with_the_net_that_made_it_is_compiled_once(traced):
     net = nn.Linear(2, 2, dtype=DOUBLE)
     counts = []
@@ -309,6 +314,7 @@ def test_what_bad_input_gets_does_not_depend_on_compiling():
     close(still.x, double(1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_a_compiled_solve_may_run_under_autocast():
     torch.manual_seed(3)
@@ -378,6 +384,7 @@ def test_a_graph_is_not_used_under_other_settings_of_precision(traced, place, na
     assert 0 < counts[0] < counts[1] == counts[2] == counts[3]
 
 
+@pytest.mark.slow
 def test_a_graph_is_not_used_where_algorithms_must_be_deterministic(traced):
     counts = []
     try:
@@ -429,6 +436,7 @@ class Outside(TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("options", [{}, {"dt": 0.1, "method": "rk4"}, {"step": "batch"}])
 def test_little_is_left_outside_of_the_graphs(monkeypatch, options):

@@ -113,6 +113,7 @@ def test_the_cost_has_the_gradient_of_the_integral(gradient):
     close([float(grad.sum()) for grad in got], list(expected), rtol=1e-6)
 
 
+@pytest.mark.slow
 @every_gradient
 def test_terminal_running_and_saved_losses_add_up(gradient):
     """The gradient of a sum of losses is the sum of their gradients, each asked for alone."""

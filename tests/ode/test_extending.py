@@ -50,6 +50,7 @@ def test_a_method_of_ones_own_has_its_order(method, system, where):
     assert observed_order(errors, steps) == pytest.approx(method.order, abs=0.25), errors
 
 
+@pytest.mark.slow
 @own_method
 @pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
 def test_a_method_of_ones_own_has_the_gradient_of_a_plain_graph(method, gradient):

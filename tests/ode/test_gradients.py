@@ -44,6 +44,7 @@ def test_keeping_every_kth_state_changes_no_gradient(every):
     compare(Everything(), rtol=1e-6, atol=1e-6, checkpoint_every=every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 3])
 def test_discrete_equals_autograd_where_samples_take_very_different_numbers_of_steps(every):
     system = Everything(batch=6)
@@ -379,6 +380,7 @@ def test_backward_may_run_twice_over_a_retained_graph(gradient):
         torch.autograd.grad(loss, x0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
 @pytest.mark.parametrize("name", ["x", "theta", "cost", "xs", "thetas"])
 def test_a_loss_of_one_output_needs_no_other(gradient, name):

@@ -70,6 +70,7 @@ def test_adaptive_discrete_holds_less_than_a_quarter_of_autograd():
     assert adaptive("discrete") < adaptive("autograd") / 4
 
 
+@pytest.mark.slow
 def test_discrete_holds_one_state_a_step():
     state = 32 * 4 * 4
     growth = (peak("discrete", 200) - peak("discrete", 100)) / 100
@@ -94,6 +95,7 @@ def uneven(end, every):
     return int(sol.stats.steps.sum()), meter.peak
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("every", "most"), [(1, 3.0), (10, 0.4)])
 def test_discrete_holds_a_few_states_a_step_where_samples_differ(every, most):
     (few, low), (many, high) = uneven(3.0, every), uneven(12.0, every)
@@ -101,6 +103,7 @@ def test_discrete_holds_a_few_states_a_step_where_samples_differ(every, most):
     assert (high - low) / (many - few) < most * 1000 * 4
 
 
+@pytest.mark.slow
 def test_the_adjoint_holds_as_much_however_many_steps_it_takes():
     assert peak("adjoint", 100) < 1.2 * peak("adjoint", 25)
 
@@ -139,6 +142,7 @@ def test_a_constant_control_is_not_copied_at_a_step(gradient, adaptive):
     assert copies(10) == copies(50)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
 def test_a_constant_control_is_not_kept_at_a_step(gradient):
     """Backward must add up a gradient of that size, but holds a few at a time and no more with more steps."""
@@ -203,6 +207,7 @@ def test_memory_is_freed_with_the_solution_without_a_garbage_collection(gradient
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["discrete", "autograd"])
 def test_dense_output_is_freed_with_its_solution(gradient):
     def use():
@@ -233,6 +238,7 @@ def test_a_failed_solve_is_freed_with_its_error():
         assert meter.live == 0
 
 
+@pytest.mark.slow
 def test_backward_frees_the_tape_though_the_solution_lives_on():
     net, x0 = mlp(), torch.randn(32, 4)
     with Meter() as meter:

@@ -39,6 +39,7 @@ def test_nfe_is_the_number_of_calls_with_fixed_steps(method, extra, gradient):
     assert sol.stats.rejected.item() == 0
 
 
+@pytest.mark.slow
 @every_gradient
 @pytest.mark.parametrize("method", ["heun", "bosh3", "dopri5", "dopri8"])
 @pytest.mark.parametrize("saved", [False, True])
@@ -50,6 +51,7 @@ def test_nfe_is_the_number_of_calls_whatever_the_gradient(gradient, method, save
     assert sol.stats.nfe.item() == field.calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gradient", "every"), [("discrete", 1), ("discrete", 3), ("adjoint", 1)])
 @pytest.mark.parametrize(("method", "dt"), [("heun", None), ("dopri5", None), ("dopri8", None), ("rk4", 0.1)])
 @pytest.mark.parametrize("saved", [None, [0.25, 0.5], [0.0, 1.0]])
@@ -251,6 +253,7 @@ def test_the_others_equal_a_solve_without_the_one_that_fails():
         assert torch.equal(getattr(both.stats, name)[[0, 2]], getattr(without.stats, name))
 
 
+@pytest.mark.slow
 @every_gradient
 def test_the_gradient_of_a_failed_sample_is_zero_and_finite(gradient):
     x0 = double(2.0, 0.5).requires_grad_()

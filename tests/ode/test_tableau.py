@@ -182,6 +182,7 @@ def observed_order(errors: list[float], steps: tuple[int, ...]) -> float:
     return float(-np.polyfit(np.log(steps), np.log(errors), 1)[0])
 
 
+@pytest.mark.slow
 @every_method
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("where", ["at the end of steps", "saved between steps", "called between steps"])
@@ -201,6 +202,7 @@ def test_the_observed_order_is_the_method_s(name, system, where):
     assert observed_order(errors, steps) == pytest.approx(METHODS[name].order, abs=0.2), errors
 
 
+@pytest.mark.slow
 @every_adaptive
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_the_error_follows_the_tolerance(name, system):

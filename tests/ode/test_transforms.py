@@ -283,6 +283,7 @@ def test_a_complex_solve_is_a_real_one_of_twice_the_size():
     close(torch.view_as_real(one.x[:, 0]), two.x, rtol=1e-2)
 
 
+@pytest.mark.slow
 @every_gradient
 @pytest.mark.parametrize("driven", [True, False])
 def test_complex_states_have_the_gradient_of_autograd_and_of_finite_differences(gradient, driven):
@@ -369,6 +370,7 @@ def test_the_dynamics_may_be_compiled_by_the_user(gradient):
     close(*grads, rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_a_solve_with_fixed_steps_can_be_exported():
     class Model(nn.Module):
         def __init__(self):

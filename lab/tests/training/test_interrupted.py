@@ -23,6 +23,7 @@ def whole(tmp_path_factory):
     return train(tmp_path_factory.mktemp("whole"))
 
 
+@pytest.mark.slow
 def test_killed_at_every_moment_it_ends_with_the_same_weights_and_metrics(tmp_path):
     done = subprocess.run(**script("crash", tmp_path), capture_output=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -31,6 +32,7 @@ def test_killed_at_every_moment_it_ends_with_the_same_weights_and_metrics(tmp_pa
     assert told["moments"] > 30
 
 
+@pytest.mark.slow
 def test_killed_from_outside_then_stopped_by_ctrl_c_it_ends_with_the_same_weights(tmp_path):
     steps, checkpoints = 40, tmp_path / "checkpoints" / "model"
 

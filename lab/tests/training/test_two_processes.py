@@ -16,6 +16,7 @@ def launch(folder, quiet=True, **task):
     return subprocess.run(**script("tiny", json.dumps(setting)), capture_output=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_two_processes_stopped_and_resumed_give_the_result_of_one(tmp_path):
     # The best weights are those after step 3.
     scores = (0.9, 0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import ncode
@@ -34,6 +35,7 @@ def test_the_layout_moves_memory_and_not_values():
     assert to_batch_last(torch.randn(4, 100, 100)).is_contiguous()  # a large sample stays as it is
 
 
+@pytest.mark.slow
 def test_dynamics_may_join_the_batch_with_other_dimensions():
     """As a grouped convolution does, whose views cannot follow the batch to the end of memory."""
 
