@@ -158,7 +158,7 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("ncode_lab.report.page.os.replace", full)
+    monkeypatch.setattr("ncode_lab.training.files.os.replace", full)
     with pytest.raises(InputError, match=r"cannot be written to .*No space left"):
         write_report([folder], out)
     assert out.read_text() == before

@@ -38,8 +38,13 @@ def completion(arguments: list[str]) -> int:
 
 def _all_commands() -> Any:
     """All commands as one type, which tyro needs to see as a whole."""
+    experiments = []
+    for name in EXPERIMENTS:
+        shape = form("Run", settings=find(name), run=RunOptions)
+        default = shape(PresetFlags(), find(name).preset(DEFAULT_PRESET), RunOptions())
+        experiments.append(Annotated[shape, tyro.conf.subcommand(name, default=default)])
     commands = {
-        "run": make_dataclass("Run", [("experiment", tyro.conf.OmitSubcommandPrefixes[_union(_experiments())])]),
+        "run": make_dataclass("Run", [("experiment", tyro.conf.OmitSubcommandPrefixes[reduce(or_, experiments)])]),
         "report": ReportOptions,
         "demo": DemoOptions,
         "sweep": form("Sweep", sweep=SweepArguments),
@@ -47,18 +52,4 @@ def _all_commands() -> Any:
         "tables": TablesOptions,
         "list": make_dataclass("List", []),
     }
-    return _union([Annotated[kind, tyro.conf.subcommand(name)] for name, kind in commands.items()])
-
-
-def _experiments() -> list[Any]:
-    found = []
-    for name in EXPERIMENTS:
-        kind = find(name)
-        shape = form("Run", settings=kind, run=RunOptions)
-        default = shape(PresetFlags(), kind.preset(DEFAULT_PRESET), RunOptions())
-        found.append(Annotated[shape, tyro.conf.subcommand(name, default=default)])
-    return found
-
-
-def _union(kinds: list[Any]) -> Any:
-    return reduce(or_, kinds)
+    return reduce(or_, [Annotated[kind, tyro.conf.subcommand(name)] for name, kind in commands.items()])

@@ -114,20 +114,17 @@ def tables(arguments: list[str]) -> int:
 def table_of(name: str, results: Path) -> str:
     """The table of an experiment's results, as Markdown.
 
-    Args:
-        name: EXPERIMENT or EXPERIMENT:PART. PART is the first word of a data set's name, or a pattern for the whole
-            name without its spaces.
-        results: The folder of results.
+    The name is EXPERIMENT or EXPERIMENT:PART, with PART the first word of a data set's name, or a pattern for the whole
+    name without its spaces.
     """
     name, _, part = name.partition(":")
     kind = find(name)
-    every = [result for run in gather([results / name]) for result in run.results]
-    found = [result for result in every if _matches(result.dataset, part)]
+
+    def matches(dataset: str) -> bool:
+        return not part or dataset.split()[0] == part or fnmatchcase(dataset.replace(" ", ""), part)
+
+    found = [result for run in gather([results / name]) for result in run.results if matches(result.dataset)]
     return as_markdown(make_table(sort_results(found, kind.about()["models"]), kind.columns, kind.paper))
-
-
-def _matches(dataset: str, part: str) -> bool:
-    return not part or dataset.split()[0] == part or fnmatchcase(dataset.replace(" ", ""), part)
 
 
 def _table_names(file: Path, text: str) -> list[str]:

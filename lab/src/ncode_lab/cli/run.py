@@ -68,11 +68,7 @@ def form(title: str, **groups: Any) -> Any:
 
 
 def chosen_preset(arguments: Sequence[str]) -> str:
-    """The preset named in the arguments. Default: "quick".
-
-    >>> chosen_preset(["--steps", "3", "--smoke"])
-    'smoke'
-    """
+    """The preset named in the arguments. Default: "quick"."""
     named = [preset for preset in PRESETS if f"--{preset}" in arguments]
     if len(named) > 1:
         raise InputError(f"choose one preset; given {' and '.join('--' + preset for preset in named)}")
@@ -80,11 +76,7 @@ def chosen_preset(arguments: Sequence[str]) -> str:
 
 
 def take_experiment(arguments: list[str], command: str) -> tuple[type[Experiment], list[str]]:
-    """The experiment named first, and the remaining arguments.
-
-    >>> take_experiment(["reflection", "--steps", "3"], "run")[1]
-    ['--steps', '3']
-    """
+    """The experiment named first, and the remaining arguments."""
     if not arguments or arguments[0].startswith("-"):
         raise InputError(f"name an experiment: `ncode {command} NAME`, with NAME one of {', '.join(EXPERIMENTS)}")
     return find(arguments[0]), arguments[1:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 from ncode import InputError
 
 from ..training import Result
+from ..training.files import replace_file
 from ..training.progress import format_seconds
 from .html import Markup, as_html, join, tag
 from .pictures import embed
@@ -61,7 +61,8 @@ def write_report(
         page = render(found)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        _write(out, page)
+        # A lone surrogate, which JSON may hold and UTF-8 may not, becomes a question mark.
+        replace_file(out, page.encode("utf-8", "replace"))
     except OSError as error:
         raise InputError(f"the report cannot be written to {out}: {error.strerror or error}") from error
     return out
@@ -84,19 +85,6 @@ def render(runs: Sequence[Run]) -> str:
     sections = (_section(key, run) for key, run in zip(keys, runs, strict=True))
     body = tag("body", _opening(keys, runs), tag("main", *sections))
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
-
-
-def _write(path: Path, text: str) -> None:
-    """Write atomically. A lone surrogate, which JSON may hold and UTF-8 may not, becomes a question mark."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with open(handle, "wb") as file:
-            file.write(text.encode("utf-8", "replace"))
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _title(run: Run) -> str:
@@ -131,28 +119,21 @@ def _count(number: int, noun: str) -> str:
 
 def _section(key: str, run: Run) -> Markup:
     figures, faults = _figures(run.drawings)
-    notes = [*run.notes, *faults]
-    question = [tag("p", text, class_="question") for text in _paragraphs(run.text("question"))]
+    notes = [tag("li", note) for note in (*run.notes, *faults)]
+    paragraphs = (part.strip() for part in re.split(r"\n\s*\n", run.text("question")))
+    question = [tag("p", text, class_="question") for text in paragraphs if text]
     return tag(
         "section",
         tag("p", _facts(run), class_="facts"),
         tag("h2", _title(run), id=key),
         *question,
-        *[_notes(notes)] * bool(notes),
+        *[tag("aside", tag("ul", *notes), class_="notes", aria_label="Notes")] * bool(notes),
         _results(run),
         figures,
         _folded(run),
         tag("p", tag("a", "Back to contents", href="#"), class_="back"),
         aria_labelledby=key,
     )
-
-
-def _paragraphs(text: str) -> list[str]:
-    return [part.strip() for part in re.split(r"\n\s*\n", text) if part.strip()]
-
-
-def _notes(notes: Sequence[str]) -> Markup:
-    return tag("aside", tag("ul", *(tag("li", note) for note in notes)), class_="notes", aria_label="Notes")
 
 
 def _results(run: Run) -> Markup:

@@ -39,23 +39,14 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, as far as it could be read.
-
-    Attributes:
-        name: The name of its folder.
-        record: The content of `run.json`: experiment, title, question, preset, settings, options, command, ...
-        columns, paper: Those of the record.
-        results: One per trial.
-        drawings: Its figures.
-        notes: One sentence per missing or damaged thing.
-        unfinished: Whether it was stopped, or is still running.
+    """A run, as far as it could be read. `notes` has one sentence per missing or damaged thing.
 
     >>> Run("annuli-1", {"title": "Two annuli"}, (), (), (), (), ()).text("title")
     'Two annuli'
     """
 
-    name: str
-    record: Mapping[str, Any]
+    name: str  # of its folder
+    record: Mapping[str, Any]  # the content of run.json
     columns: tuple[Column, ...]
     paper: tuple[Reported, ...]
     results: tuple[Result, ...]
@@ -147,9 +138,8 @@ def _read_folder(folder: Path) -> Run:
     results = _read_trials(folder, record, notes)
     columns, paper = read_columns(record, notes)
     drawings = _find_drawings(folder, record, notes)
-    return Run(
-        folder.resolve().name, record, columns, paper, results, drawings, tuple(notes), not record.get("finished")
-    )
+    name, unfinished = folder.resolve().name, not record.get("finished")
+    return Run(name, record, columns, paper, results, drawings, tuple(notes), unfinished)
 
 
 def _read_trials(folder: Path, record: Mapping[str, Any], notes: list[str]) -> tuple[Result, ...]:
@@ -245,8 +235,7 @@ def sort_results(results: Sequence[Result], models: Sequence[str]) -> list[Resul
     """Sort results as a run has them: problems by their numbers, models in the given order, and then any others.
 
     >>> about = ("", 0, {}, {}, 1, 1.0, "", {}, "", "")
-    >>> found = [Result("memory", "node", f"n {n}", *about, {"n": n}) for n in (10, 2)]
-    >>> found += [Result("memory", "ncode", f"n {n}", *about, {"n": n}) for n in (10, 2)]
+    >>> found = [Result("memory", model, f"n {n}", *about, {"n": n}) for model in ("node", "ncode") for n in (10, 2)]
     >>> [(each.dataset, each.model) for each in sort_results(found, ["ncode", "node"])]
     [('n 2', 'ncode'), ('n 2', 'node'), ('n 10', 'ncode'), ('n 10', 'node')]
     """
@@ -282,18 +271,13 @@ def _read_lines(kind: type[Line], value: object) -> tuple[Line, ...]:
     return tuple(_read_line(kind, item) for item in value)
 
 
-def _read_line(kind: type[Line], item: object) -> Line:
+def _read_line(kind: type[Line], item: Any) -> Line:
     try:
-        if isinstance(item, Mapping):
-            item = kind(**item)
-        elif isinstance(item, Sequence) and not isinstance(item, str):
-            item = kind(*item)
+        line = kind(**item) if isinstance(item, Mapping) else kind(*item)
     except TypeError as error:
         raise InputError(f"{item!r:.60} is no {kind.__name__}: {error}") from error
-    if not isinstance(item, kind):
-        raise InputError(f"{item!r:.60} is no {kind.__name__}: give its fields {', '.join(kind._fields)}")
-    for name, value in item._asdict().items():
+    for name, value in line._asdict().items():
         expected = int if name == "digits" else int | float if name in ("scale", "value") else str
         if not isinstance(value, expected):
             raise InputError(f"{item!r:.80} is no {kind.__name__}: its {name} is {value!r:.60}")
-    return item
+    return line

@@ -17,17 +17,22 @@ from .errors import RunError
 
 
 def write_file(path: Path, content: bytes) -> None:
+    """Write a file of a run atomically; an error says how to continue the run."""
+    with explain_os_errors(path):
+        replace_file(path, content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file atomically: a reader sees the old content or the new one, even after a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with explain_os_errors(path):
-        try:
-            write_synced(temporary, content)
-            os.replace(temporary, path)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-        sync_folder(path.parent)
+    try:
+        write_synced(temporary, content)
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    sync_folder(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
