@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 from ncode_lab.data import ImageSets, draw_shapes
-from ncode_lab.experiments.autoencode.experiment import Autoencode
+from ncode_lab.experiments.coding.autoencode import Autoencode
 from ncode_lab.experiments.coding.settings import FULL
 from ncode_lab.experiments.coding.training import Code
 from ncode_lab.training import RunOptions, Trial

@@ -2,7 +2,7 @@ import json
 
 import pytest
 from ncode_lab.experiments import run
-from ncode_lab.experiments.autoencode.experiment import Autoencode
+from ncode_lab.experiments.coding.autoencode import Autoencode
 from ncode_lab.training import RunOptions
 
 

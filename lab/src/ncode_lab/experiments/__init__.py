@@ -1,4 +1,4 @@
-"""The experiments of the paper: one folder each, with its settings, models, training and figures."""
+"""The experiments of the paper, with their settings, models, training and figures; `coding` has all autoencoders."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["EXPERIMENTS", "PRESETS", "Experiment", "Finished", "Picture", "find"
 
 # An experiment is imported when it is needed: some depend on optional packages that others do not.
 _CLASSES = {
-    "reflection": "Reflection",
-    "annuli": "Annuli",
-    "vanderpol": "VanDerPol",
-    "memory": "Memory",
-    "classification": "Classification",
-    "autoencode": "Autoencode",
-    "generate": "Generate",
-    "cluster": "Cluster",
-    "interpolate": "Interpolate",
+    "reflection": "reflection.experiment:Reflection",
+    "annuli": "annuli.experiment:Annuli",
+    "vanderpol": "vanderpol.experiment:VanDerPol",
+    "memory": "memory.experiment:Memory",
+    "classification": "classification.experiment:Classification",
+    "autoencode": "coding.autoencode:Autoencode",
+    "generate": "coding.generate:Generate",
+    "cluster": "coding.cluster:Cluster",
+    "interpolate": "coding.interpolate:Interpolate",
 }
 EXPERIMENTS = tuple(_CLASSES)
 
@@ -32,5 +32,5 @@ def find(name: str) -> type[Experiment]:
     >>> find("reflection").line
     'x -> -x on the line, which no NODE can learn (figure 3)'
     """
-    check_choice("experiment", name, EXPERIMENTS)
-    return getattr(import_module(f".{name}.experiment", __package__), _CLASSES[name])
+    module, _, kind = _CLASSES[check_choice("experiment", name, EXPERIMENTS)].partition(":")
+    return getattr(import_module(f".{module}", __package__), kind)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ncode import InputError, Solution
 from ncode.checks import check_choice
 
 from ..training import Result
-from .base import Finished
+from .base import Finished, Picture
 
 Curves = dict[str, list[float]]
 
@@ -63,6 +63,18 @@ def curves_by_model(results: Iterable[Result]) -> dict[str, list[Curves]]:
     for result in results:
         found.setdefault(result.model, []).append(result.curves)
     return found
+
+
+def draw_per_dataset(results: Iterable[Result], draw: Callable[[list[Result]], list[Picture]]) -> list[Picture]:
+    """Draw the results of each data set, with its name in the file names and captions."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.dataset, []).append(result)
+    return [
+        picture._replace(name=f"{picture.name}-{file_name(name)}", caption=f"{name}: {picture.caption}")
+        for name, some in found.items()
+        for picture in draw(some)
+    ]
 
 
 def file_name(label: str) -> str:

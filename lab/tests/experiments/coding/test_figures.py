@@ -1,10 +1,19 @@
 import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from ncode_lab.experiments.autoencode.figures import draw_orbit, draw_reconstructions, draw_training
-from ncode_lab.experiments.cluster.figures import Map, draw_maps
+from ncode_lab.experiments.coding.figures import (
+    Map,
+    Neighbours,
+    draw_lines,
+    draw_maps,
+    draw_neighbours,
+    draw_orbit,
+    draw_reconstructions,
+    draw_samples,
+    draw_scores,
+    draw_squares,
+    draw_training,
+)
 from ncode_lab.experiments.coding.models import KINDS
-from ncode_lab.experiments.generate.figures import Neighbours, draw_neighbours, draw_samples, draw_scores
-from ncode_lab.experiments.interpolate.figures import draw_lines, draw_squares
 from ncode_lab.figures.style import COLOURS, tile
 
 

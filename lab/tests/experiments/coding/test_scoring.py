@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from ncode_lab.experiments.coding import scoring
+from ncode_lab.experiments.coding.generate import Generate
 from ncode_lab.experiments.coding.scoring import cached_features
-from ncode_lab.experiments.generate.experiment import Generate
 
 
 class Sums:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,16 +15,11 @@ class PlainAutoencoder(Autoencoder):
     """An autoencoder whose code is a linear map of the features.
 
     Args:
-        encoder, decoder, loss, code_noise, terms: As for `Autoencoder`.
         width: Number of features that the encoder returns.
         latent: Dimensions of the code.
         noise: Standard deviation of the noise added to images in training (a denoising autoencoder).
         sparsity: Weight of the mean absolute code in the loss (a sparse autoencoder).
-
-    >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU())
-    >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
-    >>> PlainAutoencoder(encoder, decoder, width=32, latent=8)(torch.rand(2, 1, 28, 28)).shape
-    torch.Size([2, 1, 28, 28])
+        encoder, decoder, loss, more: As for `Autoencoder`.
     """
 
     def __init__(
@@ -34,12 +29,12 @@ class PlainAutoencoder(Autoencoder):
         width: int,
         latent: int,
         loss: str = "mse",
+        *,
         noise: float = 0.0,
         sparsity: float = 0.0,
-        code_noise: nn.Module | None = None,
-        terms: Mapping[str, nn.Module] | None = None,
+        **more: Any,
     ):
-        super().__init__(encoder, decoder, loss, code_noise, terms)
+        super().__init__(encoder, decoder, loss, **more)
         self.code = nn.Linear(width, check_count("latent", latent))
         self.noise, self.sparsity = check_number("noise", noise, low=0.0), check_number("sparsity", sparsity, low=0.0)
 
@@ -59,15 +54,8 @@ class VariationalAutoencoder(Autoencoder):
     The loss is the evidence bound per pixel: the error plus beta / pixels times the Kullback-Leibler divergence.
 
     Args:
-        encoder, decoder, width, latent, loss, code_noise, terms: As for `PlainAutoencoder`.
         beta: Weight of the divergence. A decoder of variance s^2 has beta = 2 s^2 under "mse".
-
-    >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU())
-    >>> model = VariationalAutoencoder(encoder, nn.Linear(8, 784), width=32, latent=8)
-    >>> images = torch.rand(2, 1, 28, 28)
-    >>> drawn = [model.training_code(images).code for _ in range(2)]
-    >>> torch.equal(*drawn), torch.equal(model.encode(images), model.encode(images))
-    (False, True)
+        encoder, decoder, width, latent, loss, more: As for `PlainAutoencoder`.
     """
 
     def __init__(
@@ -77,11 +65,11 @@ class VariationalAutoencoder(Autoencoder):
         width: int,
         latent: int,
         loss: str = "mse",
+        *,
         beta: float = 1.0,
-        code_noise: nn.Module | None = None,
-        terms: Mapping[str, nn.Module] | None = None,
+        **more: Any,
     ):
-        super().__init__(encoder, decoder, loss, code_noise, terms)
+        super().__init__(encoder, decoder, loss, **more)
         self.code = nn.Linear(width, 2 * check_count("latent", latent))
         self.beta = check_number("beta", beta, low=0.0)
 
@@ -123,6 +111,3 @@ class CodeNoise(nn.Module):
         # The tiny number keeps the square root away from 0, where its slope is infinite.
         spread = (code.var(0).mean() + torch.finfo(code.dtype).tiny).sqrt()
         return code + self.noise * spread * torch.randn_like(code)
-
-    def extra_repr(self) -> str:
-        return f"noise={self.noise:g}"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from ncode_lab.data import ImageSets, draw_digits
 from ncode_lab.experiments import run
-from ncode_lab.experiments.cluster.experiment import Cluster, most_informative, principal
+from ncode_lab.experiments.coding.cluster import Cluster, most_informative, principal
 from safetensors.torch import load_file
 
 import ncode

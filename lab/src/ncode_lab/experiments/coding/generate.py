@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
@@ -12,16 +14,14 @@ from torch import Tensor
 from ncode import InputError
 from ncode.models import Autoencoder
 
-from ...data import ImageSets, stream
+from ...data import Images, ImageSets, stream
 from ...metrics import GaussianMixture, KernelDensity
 from ...training import Column, Reported, Result, Trial, TrialContext
 from ..base import Finished, Picture
-from ..coding.codes import Units, decode, encode
-from ..coding.figures import draw_per_dataset
-from ..coding.scoring import FID, OTHER, Judge, Names, Scored
-from ..coding.settings import FULL, PAPER, QUICK, SMOKE, Coding
-from ..common import check_choices, check_not_negative, check_positive, first_seeds
-from .scores import neighbours_of, score_pictures
+from ..common import check_choices, check_not_negative, check_positive, draw_per_dataset, first_seeds
+from .codes import Units, decode, encode
+from .scoring import FID, OTHER, Judge, Names, Scored
+from .settings import FULL, PAPER, QUICK, SMOKE, Coding
 
 Protocol = Literal["paper", "honest"]
 PROTOCOLS: tuple[Protocol, ...] = get_args(Protocol)
@@ -29,6 +29,14 @@ SHOWN = 36  # samples of each density that are drawn
 COMPARED = 500  # samples whose nearest neighbours are searched
 PATIENCE = 10  # seconds that a fit may take before its expected duration is printed
 REG_COVAR = 1e-6  # added to every variance of a component, in units of the variance of the codes
+
+Line = dict[float, float]  # a score at each number of components, or width
+
+WIDTHS_AXIS = "width of the kernels / deviation of the codes"
+CAPTION = (
+    "{score} of images drawn from {densities} against {axis}, averaged over the seeds that have all of them. Dotted:"
+    " test images that were only coded and decoded."
+)
 
 # The paper's FIDs: a VAE sampled from its prior, and mixtures of 100 and of 1,000 components.
 _PAPER_FID = {
@@ -152,8 +160,7 @@ class Generate(Scored):
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """Samples and neighbours of the first seed, and scores."""
-        from ..coding.figures import title
-        from .figures import draw_neighbours, draw_samples
+        from .figures import draw_neighbours, draw_samples, title
 
         if not finished:
             return []
@@ -256,3 +263,74 @@ class _Scoring(NamedTuple):
         # As many as there are test images: FID depends on the number of images.
         codes = density.sample(len(self.sets.test), stream(self.trial.seed, "samples", key))
         return decode(self.model, units.undo(codes))
+
+
+def score_pictures(results: Sequence[Result], paper: Sequence[Reported]) -> list[Picture]:
+    """Scores of mixtures and of kernel densities, of results on one data set."""
+    from .figures import draw_scores
+
+    # As the results have it: the weights of the FID network may have been found or lost since.
+    names = FID if "fid floor" in results[0].metrics else OTHER
+    stars, pictures = _stars(results[0].dataset, paper) if names == FID else {}, []
+    for name, prefix, axis, densities, against in (
+        ("components", "", "components of the mixture", "mixtures", "their number of components"),
+        ("widths", "width ", WIDTHS_AXIS, "kernel densities", "the width of the kernels"),
+    ):
+        lines, floors = _lines(results, names, prefix)
+        if lines:
+            figure = draw_scores(lines, floors, axis, names.title, {} if prefix else stars)
+            caption = CAPTION.format(score=names.title, densities=densities, axis=against)
+            pictures.append(Picture(name, figure, caption))
+    return pictures
+
+
+def neighbours_of(images: Tensor, sets: ImageSets, count: int = 4) -> tuple[Tensor, float]:
+    """The nearest test images (n, count, C, H, W), and how often one is nearer than any of as many training images."""
+    same = min(len(sets.test), len(sets.train))
+    of_test, index = _nearest(images, sets.test.take(slice(0, same)), min(count, same))
+    of_train, _ = _nearest(images, sets.train.take(slice(0, same)), 1)
+    return sets.test.images[index], float((of_test[:, 0] < of_train[:, 0]).double().mean())
+
+
+def _nearest(images: Tensor, among: Images, count: int) -> tuple[Tensor, Tensor]:
+    """Pixel distances to the nearest images, and their indices."""
+    x = images.flatten(1).float()
+    parts = [torch.cdist(x, part.flatten(1).float()) for part in among.images.split(5000)]
+    found = torch.cat(parts, 1).topk(count, largest=False)
+    return found.values, found.indices
+
+
+def _lines(results: Sequence[Result], names: Names, kind: str) -> tuple[dict[str, dict[str, Line]], dict[str, float]]:
+    """A line for each model and protocol over the scored components or widths, and the floors.
+
+    Of each model only the seeds with the most scores are used: a line is an average over the same seeds throughout.
+    """
+    pattern = re.compile(rf"{names.frechet} (paper|honest) {kind}([0-9.e-]+)")
+    scored: dict[str, dict[frozenset[str], list[Result]]] = {}
+    for result in results:
+        if metrics := frozenset(filter(pattern.fullmatch, result.metrics)):
+            scored.setdefault(result.model, {}).setdefault(metrics, []).append(result)
+    lines: dict[str, dict[str, Line]] = {}
+    floors: dict[str, float] = {}
+    for model, by_metrics in scored.items():
+        metrics = max(by_metrics, key=len)
+        seeds = by_metrics[metrics]
+        floors[model] = fmean(seed.metrics[f"{names.frechet} floor"] for seed in seeds)
+        found: dict[str, Line] = {}
+        for metric in metrics:
+            match = pattern.fullmatch(metric)
+            assert match
+            found.setdefault(match[1], {})[float(match[2])] = fmean(seed.metrics[metric] for seed in seeds)
+        # The paper's protocol first.
+        lines[model] = {each: dict(sorted(found[each].items())) for each in sorted(found, reverse=True)}
+    return lines, floors
+
+
+def _stars(dataset: str, paper: Sequence[Reported]) -> dict[str, Line]:
+    """The paper's numbers for mixtures, by model."""
+    found: dict[str, Line] = {}
+    for each in paper:
+        count = each.metric.removeprefix("fid paper ")
+        if each.dataset == dataset and count.isdigit():
+            found.setdefault(each.model, {})[float(count)] = each.value
+    return found

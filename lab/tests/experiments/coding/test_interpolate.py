@@ -3,7 +3,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from ncode_lab.experiments import run
-from ncode_lab.experiments.interpolate.experiment import Interpolate, arc, line
+from ncode_lab.experiments.coding.interpolate import Interpolate, arc, line
 from ncode_lab.training import RunOptions
 
 import ncode

@@ -7,10 +7,9 @@ import pytest
 import torch
 from ncode_lab.data import ImageSets, draw_digits
 from ncode_lab.experiments import Finished, run
-from ncode_lab.experiments.autoencode.experiment import Autoencode
+from ncode_lab.experiments.coding.autoencode import Autoencode
+from ncode_lab.experiments.coding.generate import Generate, neighbours_of
 from ncode_lab.experiments.coding.scoring import Judge
-from ncode_lab.experiments.generate.experiment import Generate
-from ncode_lab.experiments.generate.scores import neighbours_of
 from ncode_lab.training import Result, RunOptions, Trial
 
 import ncode

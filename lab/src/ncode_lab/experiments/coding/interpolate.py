@@ -14,12 +14,12 @@ from ncode import InputError
 from ...data import stream
 from ...training import Column, Trial, TrialContext
 from ..base import Finished, Picture
-from ..coding.codes import Units, decode, encode
-from ..coding.models import Kind
-from ..coding.scoring import FID, OTHER, Names, Scored
-from ..coding.settings import FULL, PAPER, QUICK, SMOKE, Coding
-from ..coding.training import errors
 from ..common import first_seeds
+from .codes import Units, decode, encode
+from .models import Kind
+from .scoring import FID, OTHER, Names, Scored
+from .settings import FULL, PAPER, QUICK, SMOKE, Coding
+from .training import errors
 
 PAIRS = 6  # lines to draw
 STEPS = 9  # images on a line, and on the side of a square

@@ -24,10 +24,10 @@ from ...metrics import (
 )
 from ...training import Column, Reported, Trial, TrialContext
 from ..base import Finished, Picture
-from ..coding.codes import encode
-from ..coding.models import KINDS, Kind
-from ..coding.settings import FULL, PAPER, QUICK, SMOKE, Coding
 from ..common import check_choices, check_positive, first_seeds
+from .codes import encode
+from .models import KINDS, Kind
+from .settings import FULL, PAPER, QUICK, SMOKE, Coding
 
 PIXELS = "pixels"
 CLUSTERS = 10  # also components of the mixture

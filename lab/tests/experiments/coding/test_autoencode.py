@@ -7,13 +7,13 @@ import pytest
 import torch
 from ncode_lab.data import Images, draw_digits
 from ncode_lab.experiments import PRESETS
-from ncode_lab.experiments.autoencode.experiment import Autoencode, orbit, principal_error
-from ncode_lab.experiments.cluster.experiment import Cluster
+from ncode_lab.experiments.coding.autoencode import Autoencode, orbit, principal_error
+from ncode_lab.experiments.coding.cluster import Cluster
 from ncode_lab.experiments.coding.codes import decode, encode, to_bytes, to_floats
+from ncode_lab.experiments.coding.generate import Generate
+from ncode_lab.experiments.coding.interpolate import Interpolate
 from ncode_lab.experiments.coding.models import KINDS, build_autoencoder
 from ncode_lab.experiments.coding.training import Code, errors
-from ncode_lab.experiments.generate.experiment import Generate
-from ncode_lab.experiments.interpolate.experiment import Interpolate
 from ncode_lab.experiments.runner import run
 from ncode_lab.metrics import Inception
 from ncode_lab.training import RunOptions, Trial

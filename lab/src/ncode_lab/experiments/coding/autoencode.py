@@ -15,13 +15,12 @@ from ncode.models import AutoNCODE
 from ...data import Images
 from ...training import Column, Result, Trial, TrialContext
 from ..base import Finished, Picture
-from ..coding.codes import decode, encode, to_floats
-from ..coding.figures import draw_per_dataset
-from ..coding.models import HORIZON, KINDS
-from ..coding.scoring import FID, OTHER, Names, Scored
-from ..coding.settings import FULL, PAPER, QUICK, SMOKE
-from ..coding.training import errors
-from ..common import curves_by_model, first_seeds
+from ..common import curves_by_model, draw_per_dataset, first_seeds
+from .codes import decode, encode, to_floats
+from .models import HORIZON, KINDS
+from .scoring import FID, OTHER, Names, Scored
+from .settings import FULL, PAPER, QUICK, SMOKE
+from .training import errors
 
 RECONSTRUCTIONS = "Test images and their reconstructions."
 ORBIT = (

@@ -1,1 +1,0 @@
-"""Clusters of codes (appendix C.7 of the paper)."""

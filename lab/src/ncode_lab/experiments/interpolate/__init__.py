@@ -1,1 +1,0 @@
-"""Interpolation between codes (appendix C.8 of the paper)."""
