@@ -17,6 +17,9 @@ from ncode.ode.backends import graph
 
 from .systems import DOUBLE, Everything, close, decay, double, explode, gradients
 
+# tests/block/test_modules.py has a fast test of a compiled solve.
+pytestmark = pytest.mark.slow
+
 TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 
 
@@ -30,7 +33,6 @@ def both(solve, inputs, loss):
     return results
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("feedback", "options"),
     [
@@ -49,7 +51,6 @@ def test_compiled_equals_eager_for_everything(feedback, options):
     close(fast, eager, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["adjoint", "autograd"])
 @pytest.mark.usefixtures("traced")
 def test_compiled_equals_eager_with_every_gradient(gradient):
@@ -62,7 +63,6 @@ def test_compiled_equals_eager_with_every_gradient(gradient):
     close(fast, eager, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_compiled_equals_eager_where_one_step_serves_the_batch():
     x0 = torch.randn(5, 2, dtype=DOUBLE).requires_grad_()
@@ -74,7 +74,6 @@ def test_compiled_equals_eager_where_one_step_serves_the_batch():
     close(fast, eager)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_compiled_equals_eager_where_samples_take_very_different_numbers_of_steps():
     """Forty samples, of which one needs most of the steps: the batch shrinks on the way, forward and backward."""
@@ -97,7 +96,6 @@ def test_compiled_equals_eager_where_samples_take_very_different_numbers_of_step
         assert torch.equal(getattr(solve(True).stats, name), getattr(solve(False).stats, name))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_dense_output_of_a_compiled_solve_is_that_of_an_eager_one():
     x0 = torch.randn(4, 2, dtype=DOUBLE).requires_grad_()
@@ -161,7 +159,6 @@ def test_fresh_closures_over_fresh_tensors_are_compiled_once_and_use_the_fresh_t
     assert counts[0] == counts[-1]
 
 
-@pytest.mark.slow
 def test_another_tolerance_or_method_is_another_graph(traced):
     """What is part of a graph must be part of what it is recognised by."""
     x0 = double(1.0, 2.0)
@@ -178,7 +175,6 @@ def test_another_tolerance_or_method_is_another_graph(traced):
         assert torch.equal(fast.stats.steps, eager.stats.steps)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_a_number_caught_in_a_closure_is_heeded_when_it_changes():
     def use(rate):
@@ -190,7 +186,6 @@ def test_a_number_caught_in_a_closure_is_heeded_when_it_changes():
         close(use(rate), math.exp(rate), rtol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_train_and_eval_mode_are_heeded():
     class Net(nn.Module):
@@ -233,7 +228,6 @@ def test_parameters_that_change_in_place_or_are_replaced_are_followed():
     assert len({loss.item() for loss in losses}) == 4
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_tensors_of_one_shape_are_not_confused_when_another_of_them_is_trained():
     """Which tensors want a gradient changes from call to call; what they are to the dynamics does not."""
@@ -256,7 +250,6 @@ def test_tensors_of_one_shape_are_not_confused_when_another_of_them_is_trained()
         close(use(True).x, use(False).x)
 
 
-@pytest.mark.slow
 def test_a_code_caught_together_with_the_net_that_made_it_is_compiled_once(traced):
     net = nn.Linear(2, 2, dtype=DOUBLE)
     counts = []
@@ -314,7 +307,6 @@ def test_what_bad_input_gets_does_not_depend_on_compiling():
     close(still.x, double(1.0))
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_a_compiled_solve_may_run_under_autocast():
     torch.manual_seed(3)
@@ -343,7 +335,6 @@ def test_a_compiled_solve_may_stand_inside_of_activation_checkpointing():
     close(*(torch.autograd.grad(value.sum(), inputs) for value in values))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensor", "parameter"])
 @pytest.mark.usefixtures("traced")
 def test_a_tensor_with_a_row_a_sample_can_be_compiled(kind):
@@ -361,7 +352,6 @@ def test_a_tensor_with_a_row_a_sample_can_be_compiled(kind):
     close(fast, eager, rtol=1e-8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "name", "values"),
     [
@@ -384,7 +374,6 @@ def test_a_graph_is_not_used_under_other_settings_of_precision(traced, place, na
     assert 0 < counts[0] < counts[1] == counts[2] == counts[3]
 
 
-@pytest.mark.slow
 def test_a_graph_is_not_used_where_algorithms_must_be_deterministic(traced):
     counts = []
     try:
@@ -397,7 +386,6 @@ def test_a_graph_is_not_used_where_algorithms_must_be_deterministic(traced):
     assert 0 < counts[0] < counts[1] == counts[2]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 def test_a_backward_graph_made_for_autocast_does_not_serve_a_solve_without():
     """Backward runs outside of the autocast region that its forward ran in."""
@@ -436,7 +424,6 @@ class Outside(TorchDispatchMode):
         return result
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("traced")
 @pytest.mark.parametrize("options", [{}, {"dt": 0.1, "method": "rk4"}, {"step": "batch"}])
 def test_little_is_left_outside_of_the_graphs(monkeypatch, options):
@@ -476,7 +463,6 @@ def test_little_is_left_outside_of_the_graphs(monkeypatch, options):
 # Compiled by TorchInductor
 
 
-@pytest.mark.slow
 def test_a_solve_compiled_by_inductor_equals_an_eager_one():
     net = nn.Sequential(nn.Linear(2, 8, dtype=DOUBLE), nn.Tanh(), nn.Linear(8, 2, dtype=DOUBLE))
     x0, theta = (torch.randn(4, 2, dtype=DOUBLE).requires_grad_() for _ in range(2))

@@ -51,6 +51,7 @@ def test_the_meter_sees_what_a_graph_holds():
         assert meter.live == 4000, "the gradient alone"
 
 
+@pytest.mark.slow
 def test_discrete_at_100_steps_holds_less_than_a_quarter_of_autograd():
     assert peak("discrete", 100) < peak("autograd", 100) / 4
 

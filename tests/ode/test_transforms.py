@@ -331,6 +331,7 @@ def test_complex_states_have_the_gradient_of_autograd_and_of_finite_differences(
 compiling = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 
 
+@pytest.mark.slow
 @compiling
 @every_gradient
 def test_a_caller_may_be_compiled(gradient):
