@@ -9,12 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import grad
 
+from ._modules import Theta
 from .checks import check_choice, check_count, check_number
 from .errors import InputError
 from .ode.system import Cost, Dynamics
@@ -22,7 +24,7 @@ from .ode.system import Cost, Dynamics
 __all__ = ["ControlNorm", "ControlSpeed", "JacobianNorm", "KineticEnergy", "Regulariser", "System", "total"]
 
 
-def _theta_by_name(t: Tensor, theta: Any) -> Mapping[str, Tensor]:
+def _theta_by_name(t: Tensor, theta: Any) -> Theta:
     return theta if isinstance(theta, Mapping) else {} if theta is None else {"theta": theta}
 
 
@@ -38,10 +40,8 @@ class System:
     """
 
     f: Dynamics  # dx/dt
-    control: Callable[[Tensor, Any], Mapping[str, Tensor]] = _theta_by_name  # the control, (batch, ...) by name
-    speed: Callable[[Tensor, Tensor, Any], Mapping[str, Tensor]] = (
-        lambda t, x, theta: {}
-    )  # dtheta/dt, (batch, ...) by name
+    control: Callable[[Tensor, Any], Theta] = _theta_by_name  # the control by name
+    speed: Callable[[Tensor, Tensor, Any], Theta] = lambda t, x, theta: {}  # dtheta/dt by name
 
 
 class Regulariser(ABC):
@@ -116,12 +116,14 @@ class JacobianNorm(_Weighted):
         weight, f = self.weight / self.samples, system.f
 
         def cost(t: Tensor, x: Tensor, theta: Any) -> Tensor:
-            differentiate = torch.is_grad_enabled()
+            graph = torch.is_grad_enabled()
             with torch.enable_grad():
-                at = x if differentiate and x.requires_grad else x.detach().requires_grad_()
+                at = x if graph and x.requires_grad else x.detach().requires_grad_()
                 slope = f(t, at, theta)
-                rows = [_square(_vjp(slope, at, e, differentiate)) for e in noise.unbind(1)]
-            return weight * sum(rows[1:], rows[0])
+                if not slope.requires_grad:  # f depends on nothing that has a gradient
+                    return _square(torch.zeros_like(x))
+                vjp = partial(grad, slope, at, retain_graph=True, create_graph=graph, materialize_grads=True)
+                return weight * torch.stack([_square(*vjp(e)) for e in noise.unbind(1)]).sum(0)
 
         return cost
 
@@ -173,13 +175,11 @@ def total(costs: CostLike, system: System, x0: Tensor) -> Cost:
     >>> cost(torch.tensor([0.5]), torch.ones(1, 3), None)
     tensor([3.5000])
     """
-    every = costs if isinstance(costs, Sequence) else [costs]
-    if not every:
+    parts = costs if isinstance(costs, Sequence) else [costs]
+    if not parts:
         raise InputError("cost is an empty list: leave it out, or name a cost")
-    return reduce(_plus, (_running(part, system, x0) for part in every))
-
-
-# Closures hold only functions, numbers and tensors, so that a compiling solver recognises a cost in the next solve.
+    # Closures hold only functions, numbers and tensors, so that a compiling solver recognises a cost in the next solve.
+    return reduce(_plus, (_running(part, system, x0) for part in parts))
 
 
 def _running(cost: Cost | Regulariser, system: System, x0: Tensor) -> Cost:
@@ -204,13 +204,5 @@ def _square(value: Tensor) -> Tensor:
     return squares.sum(dim=tuple(range(1, squares.dim()))) if squares.dim() > 1 else squares
 
 
-def _squares(t: Tensor, values: Mapping[str, Tensor]) -> Tensor:
+def _squares(t: Tensor, values: Theta) -> Tensor:
     return sum((_square(value) for value in values.values()), torch.zeros_like(t))
-
-
-def _vjp(slope: Tensor, x: Tensor, e: Tensor, differentiate: bool) -> Tensor:
-    """e^T df/dx; zero if f does not depend on x."""
-    if not slope.requires_grad:
-        return torch.zeros_like(x)
-    (row,) = torch.autograd.grad(slope, x, e, create_graph=differentiate, retain_graph=True, allow_unused=True)
-    return torch.zeros_like(x) if row is None else row

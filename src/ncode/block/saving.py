@@ -79,10 +79,7 @@ def save_pretrained(module: nn.Module, folder: str | Path) -> None:
     ...     sorted(file.name for file in Path(folder).iterdir())
     ['config.json', 'model.safetensors']
     """
-    try:
-        from safetensors.torch import save_file
-    except ImportError as error:
-        raise InputError("saving to a folder needs the package safetensors: pip install torch-ncode[hub]") from error
+    safetensors = _optional("safetensors.torch", "saving to a folder")
     data = to_data(module)
     _check_same(module, _build(data, None))
     seen: dict[int, str] = {}
@@ -94,7 +91,7 @@ def save_pretrained(module: nn.Module, folder: str | Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
-    save_file(weights, str(folder / WEIGHTS), metadata={"format": "pt"})
+    safetensors.save_file(weights, str(folder / WEIGHTS), metadata={"format": "pt"})
 
 
 def from_pretrained(folder: str | Path, revision: str | None = None, allow_imports: Sequence[str] = ()) -> nn.Module:
@@ -112,22 +109,10 @@ def from_pretrained(folder: str | Path, revision: str | None = None, allow_impor
     ...     from_pretrained(folder).settings.t1
     2.0
     """
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError as error:
-        raise InputError("loading a folder needs the package safetensors: pip install torch-ncode[hub]") from error
+    safetensors = _optional("safetensors.torch", "loading a folder")
     path = Path(folder) if Path(folder).is_dir() else _download(str(folder), revision)
-    for name in (CONFIG, WEIGHTS):
-        if not (path / name).is_file():
-            raise InputError(f"{path} has no {name}: it does not hold a module that was saved by save_pretrained")
-    try:
-        name = CONFIG
-        data = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-        name = WEIGHTS
-        weights = load_file(str(path / WEIGHTS))
-    except (ValueError, SafetensorError) as error:
-        raise InputError(f"{path / name} is damaged: {error}") from error
+    data = _read(path / CONFIG, lambda file: json.loads(file.read_text(encoding="utf-8")))
+    weights = _read(path / WEIGHTS, safetensors.load_file)
     module = _build(data, allow_imports)
     try:
         module.load_state_dict(weights, assign=True)
@@ -227,9 +212,8 @@ def _find(name: Any, allow_imports: Sequence[str] | None) -> Callable[..., Any]:
 @functools.cache
 def _public_classes() -> dict[str, type]:
     """The classes of the library that a file may name."""
-    found = {}
-    for package in map(import_module, _PUBLIC):
-        found |= {f"ncode.{name}": getattr(package, name) for name in package.__all__}
+    packages = map(import_module, _PUBLIC)
+    found = {f"ncode.{name}": getattr(package, name) for package in packages for name in package.__all__}
     return {name: thing for name, thing in found.items() if _is_buildable(thing)}
 
 
@@ -257,9 +241,7 @@ def _is_buildable(thing: Any) -> bool:
 
 
 def _attribute(module: Any, qualified_name: str) -> Any:
-    for part in qualified_name.split("."):
-        module = getattr(module, part, None)
-    return module
+    return functools.reduce(lambda parent, part: getattr(parent, part, None), qualified_name.split("."), module)
 
 
 def _torch_arguments(module: nn.Module) -> dict[str, Any]:
@@ -293,14 +275,25 @@ def _check_same(module: nn.Module, again: nn.Module) -> None:
             )
 
 
+def _read(file: Path, read: Callable[[Path], Any]) -> Any:
+    if not file.is_file():
+        raise InputError(f"{file.parent} has no {file.name}: it does not hold a module saved by save_pretrained")
+    try:
+        return read(file)
+    except Exception as error:  # safetensors has exceptions of its own
+        raise InputError(f"{file} is damaged: {error}") from error
+
+
 def _download(name: str, revision: str | None) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/")):
         raise InputError(f"there is no folder {name}")
+    hub = _optional("huggingface_hub", f"there is no folder {name}; loading it from the hub")
+    return Path(hub.snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
+
+
+def _optional(module: str, task: str) -> Any:
     try:
-        from huggingface_hub import snapshot_download
+        return import_module(module)
     except ImportError as error:
-        raise InputError(
-            f"there is no folder {name}; loading it from the hub needs the package huggingface_hub: pip install"
-            " torch-ncode[hub]"
-        ) from error
-    return Path(snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
+        package = module.partition(".")[0]
+        raise InputError(f"{task} needs the package {package}: pip install torch-ncode[hub]") from error

@@ -209,21 +209,21 @@ def make_problem(
     )
 
 
-def check_state(x0: Any) -> torch.dtype:
+def check_state(x0: Any, name: str = "x0") -> torch.dtype:
     """Check x0; returns the real dtype that goes with it."""
     if not isinstance(x0, Tensor):
-        raise InputError(f"x0 must be a tensor of shape (batch, ...); given {type(x0).__name__}")
+        raise InputError(f"{name} must be a tensor of shape (batch, ...); given {type(x0).__name__}")
     if x0.dim() == 0:
-        raise InputError("x0 must have a batch dimension, (batch, ...); given a tensor of shape (): use x0[None]")
+        raise InputError(f"{name} must have a batch dimension, (batch, ...); given shape (): use {name}[None]")
     if not (x0.is_floating_point() or x0.is_complex()):
-        raise InputError(f"x0 must be of a floating or complex dtype; given {x0.dtype}: use x0.float()")
+        raise InputError(f"{name} must be of a floating or complex dtype; given {x0.dtype}: use {name}.float()")
     if x0.dtype in (torch.float16, torch.bfloat16):
         raise InputError(
-            f"x0 is {x0.dtype}, too coarse to step in: keep the state in float32, and use torch.autocast inside the"
+            f"{name} is {x0.dtype}, too coarse to step in: keep the state in float32, and use torch.autocast inside the"
             " dynamics"
         )
     if x0.shape[0] and x0[0].numel() == 0:
-        raise InputError(f"x0 of shape {tuple(x0.shape)} has no elements in a sample")
+        raise InputError(f"{name} of shape {tuple(x0.shape)} has no elements in a sample")
     return x0.real.dtype if x0.is_complex() else x0.dtype
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...checks import check_function
 from ...errors import InputError, SolveError, Status
 from ...ode import Solution
 from .system import Leaves, System, slope_of
@@ -22,8 +23,7 @@ Crossing = Callable[[Tensor, Leaves], Tensor]
 
 def crossing_function(event_fn: Any, system: System, t0: Tensor, y0: Leaves) -> Crossing:
     """A function of (t, y) that is at least 0 at first, and negative once a value of event_fn has changed its sign."""
-    if not callable(event_fn):
-        raise InputError(f"event_fn must be a function of (t, y); given {type(event_fn).__name__}")
+    check_function("event_fn", event_fn, ("t", "y"))
 
     def values(t: Tensor, y: Leaves) -> Tensor:
         c = event_fn(t, system.nest(y))

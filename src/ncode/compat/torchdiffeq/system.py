@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ..._torch_private import is_symbolic
-from ...checks import check_choice, check_number
+from ...checks import check_choice, check_count, check_function, check_number
 from ...errors import InputError, SolveError
 from ...ode import PID, Solution, solve
-from ...ode.problem import GRADIENTS
+from ...ode.problem import GRADIENTS, check_state
 
 Leaves = tuple[Tensor, ...]
 State = Tensor | Leaves
@@ -42,7 +42,8 @@ NO_METHOD = {
 FOR_ADAPTIVE = ("safety", "ifactor", "dfactor", "dtype")
 FOR_FIXED = ("step_size", "grid_constructor", "interp", "perturb")
 FOR_ALL = ("max_num_steps", "gradient")
-LOWEST = {"step_size": 0, "safety": 0, "dfactor": 0, "ifactor": 1, "max_num_steps": 1}
+LOWEST = {"step_size": 0, "safety": 0, "dfactor": 0, "ifactor": 1}
+PID_NAMES = {"safety": "safety", "dfactor": "smallest", "ifactor": "largest"}
 _BREAK = "solve up to that time, and from there in a second call"
 NO_OPTION = {
     "norm": "the error is the root mean square over the state's elements: scale the state's parts to weigh them",
@@ -102,25 +103,17 @@ def make_system(
     options = _check_options(method, fixed, options)
     if gradient is not None and "gradient" in options:
         raise InputError('odeint_adjoint has the "adjoint" gradient: for another, use odeint')
-    number = {
-        name: check_number(f'options["{name}"]', _item(options[name]), low=low, strict=low == 0)
-        for name, low in LOWEST.items()
-        if name in options
-    }
-    if number.get("max_num_steps", 1) % 1:
-        raise InputError(f'options["max_num_steps"] must be a whole number; given {options["max_num_steps"]}')
-    names = {"safety": "safety", "dfactor": "smallest", "ifactor": "largest"}
     arguments = {
         "method": (FIXED if fixed else ADAPTIVE)[method],
         "rtol": _tolerance("rtol", rtol),
         "atol": _tolerance("atol", atol),
         "gradient": check_choice("gradient", gradient or options.get("gradient", "discrete"), GRADIENTS),
-        "step_rule": PID(**{ours: number[name] for name, ours in names.items() if name in number}),
+        "step_rule": PID(**{ours: options[name] for name, ours in PID_NAMES.items() if name in options}),
     }
-    leaves, limit = _check_state(y0), int(number.get("max_num_steps", 0)) or None
     _check_function(func)
-    grid = options.get("grid_constructor")
-    return System(func, not isinstance(y0, Tensor), fixed, number.get("step_size"), grid, limit, arguments), leaves
+    leaves, nested = _check_state(y0), not isinstance(y0, Tensor)
+    step_size, grid, limit = map(options.get, ("step_size", "grid_constructor", "max_num_steps"))
+    return System(func, nested, fixed, step_size, grid, limit, arguments), leaves
 
 
 def adjoint_tolerance(name: str, forward: Any, backward: Any) -> float:
@@ -149,7 +142,7 @@ def check_adjoint(method: Any, options: Any, adjoint_method: Any, adjoint_option
 
 
 def _check_options(method: str, fixed: bool, options: Any) -> Mapping[str, Any]:
-    """Check the names of options, and the values of those that have no effect here."""
+    """Check the names of options and their values; returns numbers as such, where tensors are given too."""
     options = _mapping("options", options)
     kind, mine, others = ("fixed", FOR_FIXED, FOR_ADAPTIVE) if fixed else ("adaptive", FOR_ADAPTIVE, FOR_FIXED)
     for name, value in options.items():
@@ -166,7 +159,15 @@ def _check_options(method: str, fixed: bool, options: Any) -> Mapping[str, Any]:
             raise InputError(f'option "{name}" can only be {only!r}; given {value!r}: {why}; leave it out')
     if "step_size" in options and "grid_constructor" in options:
         raise InputError("options have both step_size and grid_constructor: they exclude each other")
-    return options
+    return {name: _check_value(name, value) for name, value in options.items()}
+
+
+def _check_value(name: str, value: Any) -> Any:
+    if name == "max_num_steps":
+        return check_count('options["max_num_steps"]', _item(value))
+    if name in LOWEST:
+        return check_number(f'options["{name}"]', _item(value), low=LOWEST[name], strict=LOWEST[name] == 0)
+    return value
 
 
 def _mapping(name: str, value: Any) -> Mapping[str, Any]:
@@ -191,8 +192,7 @@ def _tolerance(name: str, value: Any) -> float:
 
 
 def _check_function(func: Any) -> None:
-    if not callable(func):
-        raise InputError(f"func must be a function of (t, y); given {type(func).__name__}")
+    check_function("func", func, ("t", "y"))
     for name in (*CALLBACKS, *(f"{name}_adjoint" for name in CALLBACKS)):
         if getattr(func, name, None) is not None:
             raise InputError(
@@ -228,8 +228,6 @@ def _fit(k: Any, y: Tensor) -> Tensor:
         raise InputError(f"func must return a tensor for each one of the state; returned {type(k).__name__}")
     if k.shape != y.shape:
         raise InputError(f"func returned shape {tuple(k.shape)}; expected that of the state, {tuple(y.shape)}")
-    if k.device != y.device:
-        raise InputError(f"func returned a tensor on {k.device}; expected {y.device}, where the state is")
     if k.is_complex() and not y.is_complex():
         raise InputError(f"func returned {k.dtype} for a state of {y.dtype}: make y0 complex")
     return k.to(y.dtype)  # as torchdiffeq does: func may compute under autocast
@@ -262,14 +260,7 @@ def _check_state(y0: Any) -> Leaves:
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise InputError(f"y0 must be a tensor or a tuple of tensors; given a tuple with {type(leaf).__name__}")
-        if not (leaf.is_floating_point() or leaf.is_complex()):
-            raise InputError(f"y0 must be of a floating or complex dtype; given {leaf.dtype}: use y0.float()")
-        if leaf.dtype in (torch.float16, torch.bfloat16):
-            raise InputError(
-                f"y0 is {leaf.dtype}, too coarse to step in: keep the state in float32 and use torch.autocast in func"
-            )
-        if leaf.numel() == 0:
-            raise InputError(f"y0 has no elements: its shape is {tuple(leaf.shape)}")
+        check_state(leaf[None], "y0")
         if leaf.dtype != leaves[0].dtype or leaf.device != leaves[0].device:
             raise InputError(
                 "the tensors of y0 must be of one dtype, on one device; given"
