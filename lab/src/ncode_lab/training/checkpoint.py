@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 from .files import explain_os_errors, sync_folder, write_synced
 

@@ -82,11 +82,8 @@ def _device_kind(options: RunOptions) -> str:
 def _check_graph(options: RunOptions, kind: str) -> None:
     if kind != "cuda":
         raise InputError("--graph records a CUDA graph, but this run is on the CPU: leave it out")
-    if options.devices * options.nodes > 1:
-        raise InputError(
-            f"--graph works on one device, but {options.devices * options.nodes} were requested: leave it out,"
-            " or choose --devices 1 --nodes 1"
-        )
+    if (count := options.devices * options.nodes) > 1:
+        raise InputError(f"--graph works on one device, but {count} were requested: leave it out, or use one device")
     if options.precision == "16":
         raise InputError(
             "--graph does not work with precision '16', whose steps check on the CPU whether gradients are finite:"

@@ -188,14 +188,11 @@ class _Loop:
         if self._best is not None:
             self._best.update(self.step, self.evaluation, self._engine.weights)
             if self._at_end:
-                self._load_best(self._best)
-
-    def _load_best(self, best: BestWeights) -> None:
-        # Buffers may differ between processes: take those that were evaluated.
-        weights = broadcast(best.weights, self.fabric)
-        if weights is not None:
-            self._engine.load_weights(weights)
-        self.evaluation = best.evaluation(self.evaluation)
+                # Buffers may differ between processes: take those that were evaluated.
+                weights = broadcast(self._best.weights, self.fabric)
+                if weights is not None:
+                    self._engine.load_weights(weights)
+                self.evaluation = self._best.evaluation(self.evaluation)
 
     def _any_process(self, stop: bool) -> bool:
         """Whether any process was requested to stop."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from ncode import InputError
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["32", "bf16", "16", "64"]

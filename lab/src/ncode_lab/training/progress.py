@@ -61,16 +61,12 @@ class Progress:
     def update(self, step: int, values: dict[str, float]) -> None:
         """Show the numbers of a training step."""
         self._values = _format(values)
-        self._update_bar(step)
-        if self._bar is None and self._line_due(step):
-            self._print(f"{self._title}  step {step}/{self._steps}  {self._values}{self._time_left(step)}")
+        self._show(step, self._values + self._time_left(step))
 
     def evaluated(self, step: int, values: dict[str, float]) -> None:
         """Show the metrics of an evaluation."""
         self._evaluation = f"evaluation: {_format(values)}" if values else ""
-        self._update_bar(step)
-        if self._bar is None and values and self._line_due(step):
-            self._print(f"{self._title}  step {step}/{self._steps}  {self._evaluation}")
+        self._show(step, self._evaluation or None)
 
     def finish(self) -> None:
         """End the fit. The bar stays on the screen as it is."""
@@ -88,17 +84,15 @@ class Progress:
         if self._warns:
             self._print(text)
 
-    def _update_bar(self, step: int) -> None:
+    def _show(self, step: int, text: str | None) -> None:
+        now = time.monotonic()
+        due = step == self._steps or now - self._printed > SECONDS_BETWEEN_LINES
         if self._bar is not None:
             values = "\n".join(filter(None, (self._values, self._evaluation)))
             self._bar.update(self._task, completed=step, values=values)
-
-    def _line_due(self, step: int) -> bool:
-        now = time.monotonic()
-        if not self._informs or (step < self._steps and now - self._printed <= SECONDS_BETWEEN_LINES):
-            return False
-        self._printed = now
-        return True
+        elif self._informs and text is not None and due:
+            self._printed = now
+            self._print(f"{self._title}  step {step}/{self._steps}  {text}")
 
     def _print(self, text: str) -> None:
         if self._bar is not None:
@@ -190,7 +184,9 @@ class MetricsLog:
             groups[prefix + line["kind"]].append(line)
         curves: dict[str, list[float]] = {}
         for name, lines in groups.items():
-            curves |= _to_columns(name, _thin(lines, max_points))
+            lines = _thin(lines, max_points)
+            for key in dict.fromkeys(key for line in lines for key in line if key not in ("kind", "fit")):
+                curves[f"{name} {key}"] = [math.nan if line.get(key) is None else line[key] for line in lines]
         return curves
 
     def _read(self) -> list[dict[str, Any]]:
@@ -204,11 +200,6 @@ class MetricsLog:
             if isinstance(line, dict) and {"fit", "step", "kind"} <= line.keys():
                 found.append(line)
         return found
-
-
-def _to_columns(name: str, lines: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    keys = dict.fromkeys(key for line in lines for key in line if key not in ("kind", "fit"))
-    return {f"{name} {key}": [math.nan if line.get(key) is None else line[key] for line in lines] for key in keys}
 
 
 def _thin(lines: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -66,10 +66,11 @@ class Result:
 
     def as_json(self) -> dict[str, Any]:
         """A dict of plain values. Curves have six digits: more would not be visible, and take space."""
-        return {
-            **asdict(self),
-            "curves": {name: [_six_digits(each) for each in curve] for name, curve in self.curves.items()},
+        curves = {
+            name: [float(f"{each:.6g}") if isinstance(each, float) else each for each in curve]
+            for name, curve in self.curves.items()
         }
+        return {**asdict(self), "curves": curves}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
@@ -88,25 +89,16 @@ class Result:
         for name, value in known.items():
             if not isinstance(value, int | float if types[name] is float else types[name]):
                 raise InputError(f"not a result: {name} is {value!r:.60}")
-        known["metrics"] = {name: _read_metric(name, value) for name, value in data["metrics"].items()}
-        known["curves"] = {name: _read_curve(name, curve) for name, curve in data.get("curves", {}).items()}
+        metrics, curves = data["metrics"], data.get("curves", {})
+        for kind, named in ((int | float | None, metrics), (list, curves)):
+            for name, value in named.items():
+                if not isinstance(value, kind):
+                    raise InputError(f"not a result: {name} is {value!r:.60}")
+        known["metrics"] = {name: math.nan if value is None else float(value) for name, value in metrics.items()}
+        known["curves"] = {
+            name: [math.nan if each is None else each for each in curve] for name, curve in curves.items()
+        }
         return cls(**known)
-
-
-def _read_metric(name: str, value: Any) -> float:
-    if value is not None and not isinstance(value, int | float):
-        raise InputError(f"not a result: the metric {name} is {value!r:.60}, not a number")
-    return math.nan if value is None else float(value)
-
-
-def _read_curve(name: str, values: Any) -> list[float]:
-    if not isinstance(values, list):
-        raise InputError(f"not a result: the curve {name} is {values!r:.60}, not a list")
-    return [math.nan if each is None else each for each in values]
-
-
-def _six_digits(value: float) -> float:
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 class Column(NamedTuple):

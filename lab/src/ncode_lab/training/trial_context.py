@@ -36,8 +36,7 @@ class TrialContext:
 
     Attributes:
         parameters: Number of trained parameters of the model fitted last.
-        final: Metrics of the last evaluation of that model, or of the best one if the task keeps the best weights: then
-            "best step" is the step of that evaluation.
+        final: Metrics of its last evaluation; of the best one, with its "best step", if the task keeps the best.
 
     >>> from tempfile import TemporaryDirectory
     >>> from ncode_lab.training.devices import start_fabric
