@@ -9,9 +9,7 @@ import torch
 
 
 @contextlib.contextmanager
-def tf32(
-    enabled: bool, *, matmul: bool = False, autotune: bool | None = None, device: torch.device | None = None
-) -> Iterator[None]:
+def tf32(enabled: bool, *, matmul: bool = False, autotune: bool | None = None) -> Iterator[None]:
     """Allow or forbid TF32 within a `with` block, and restore the previous state afterwards.
 
     TF32 rounds the factors of a float32 product to 10 bits; tensor cores then take a fraction of the time. PyTorch
@@ -22,8 +20,6 @@ def tf32(
         matmul: Apply the choice to matrix products too. Default: leave them as they are.
         autotune: Whether cuDNN times its convolutions once and takes the fastest, which pays off if all batches have
             one size. Default: leave it as it is.
-        device: The device that computes; unless it is a CUDA device, nothing is changed. Default: change the settings
-            whatever the device.
 
     >>> import torch
     >>> from ncode_lab.precision import tf32
@@ -33,9 +29,6 @@ def tf32(
     >>> torch.backends.cudnn.allow_tf32
     True
     """
-    if device is not None and device.type != "cuda":
-        yield
-        return
     # The older switches, since the library reads them: they raise once the newer ones (`fp32_precision`) disagree.
     cudnn = torch.backends.cudnn
     convolutions, benchmark, products = cudnn.allow_tf32, cudnn.benchmark, torch.get_float32_matmul_precision()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ncode import InputError
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 from .celeba import read_celeba
 from .download import Progress, cache_dir, fetch

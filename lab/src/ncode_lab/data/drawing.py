@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ncode import InputError
-from ncode.checks import check_count
+from ncode.errors import check_count
 
 from .images import Images
 from .sampling import Randomness, as_generator

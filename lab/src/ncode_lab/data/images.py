@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ncode import InputError
-from ncode.checks import check_count
+from ncode.errors import check_count
 
 from .sampling import stream
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ncode import InputError, solve
-from ncode.checks import check_count, check_number
+from ncode.errors import check_count, check_number
 
 from .sampling import Randomness, as_generator, move
 

@@ -12,18 +12,15 @@ import torch
 from torch import Tensor
 
 from ncode import InputError
-from ncode.checks import check_count
+from ncode.errors import check_count
 
 Randomness = torch.Generator | int
 
 
-def stream(seed: int, *purpose: int | str, device: str | torch.device = "cpu") -> torch.Generator:
-    """Return a generator that depends on the seed and the purpose, so that one use never shifts another.
+def stream(seed: int, *purpose: int | str) -> torch.Generator:
+    """Return a CPU generator that depends on the seed and the purpose, so that one use never shifts another.
 
-    Args:
-        seed: The seed of the run.
-        purpose: Strings and numbers that name the use, such as `"crop", step`.
-        device: The device of the generator. Numbers drawn on the CPU are the same whatever device trains.
+    The purpose consists of strings and numbers that name the use, such as `"crop", step`.
 
     >>> import torch
     >>> from ncode_lab.data import stream
@@ -35,7 +32,7 @@ def stream(seed: int, *purpose: int | str, device: str | torch.device = "cpu") -
         raise InputError(f"seed must be a whole number; given {seed!r}")
     digest = hashlib.blake2b(repr((seed, *purpose)).encode(), digest_size=8).digest()
     # The CPU generator uses 32 bits of its seed only.
-    return torch.Generator(device).manual_seed(int.from_bytes(digest[:4], "big"))
+    return torch.Generator().manual_seed(int.from_bytes(digest[:4], "big"))
 
 
 def as_generator(given: Randomness) -> torch.Generator:

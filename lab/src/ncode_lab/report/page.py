@@ -105,16 +105,13 @@ def _facts(run: Run) -> str:
     """Return one line: experiment, preset, number of trials and seeds, time, and whether it is complete."""
     results = run.results
     facts = [run.text("experiment"), f"{run.text('preset')} preset" if run.text("preset") else ""]
-    facts += [_count(len(results), "trial"), _count(len({result.seed for result in results}), "seed")]
+    for noun, count in (("trial", len(results)), ("seed", len({result.seed for result in results}))):
+        facts.append(f"{count} {noun}" + ("" if count == 1 else "s"))
     if results:
         facts.append(format_seconds(sum(result.seconds for result in results)))
     facts.append("not finished" if run.unfinished else "see notes" if run.notes else "")
     # A line may break between facts, not within one.
     return " · ".join(fact.replace(" ", "\N{NO-BREAK SPACE}") for fact in facts if fact)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def _section(key: str, run: Run) -> Markup:
@@ -192,24 +189,20 @@ def _folded(run: Run) -> Markup:
 
 def _trials(run: Run) -> Markup:
     metrics = list(dict.fromkeys(name for result in run.results for name in result.metrics))
-    heads = ["model", "dataset", "seed", *(OLD_TITLES.get(name, name) for name in metrics), "time"]
-    head = tag("tr", *(tag("th", text, scope="col", class_=_kind(i)) for i, text in enumerate(heads)))
-    body = (_trial(result, metrics) for result in run.results)
-    table = tag(
-        "table", tag("caption", tag("span", "Metrics in their own units.")), tag("thead", head), tag("tbody", *body)
-    )
+    numbers = ("seed", *(OLD_TITLES.get(name, name) for name in metrics), "time")
+    heads = [tag("th", text, scope="col") for text in ("model", "dataset")]
+    heads += [tag("th", text, scope="col", class_="number") for text in numbers]
+    body = tag("tbody", *(_trial(result, metrics) for result in run.results))
+    caption = tag("caption", tag("span", "Metrics in their own units."))
+    table = tag("table", caption, tag("thead", tag("tr", *heads)), body)
     return tag("div", table, class_="box", role="region", tabindex=0, aria_label="Every trial")
 
 
 def _trial(result: Result, metrics: Sequence[str]) -> Markup:
     numbers = [format_number(result.metrics[name], 4) if name in result.metrics else NONE for name in metrics]
-    cells = [result.dataset, str(result.seed), *numbers, format_seconds(result.seconds)]
-    rest = (tag("td", text, class_=_kind(i)) for i, text in enumerate(cells, 1))
-    return tag("tr", tag("th", result.model, scope="row"), *rest)
-
-
-def _kind(i: int) -> str | None:
-    return "number" if i > 1 else None
+    cells = (str(result.seed), *numbers, format_seconds(result.seconds))
+    rest = (tag("td", text, class_="number") for text in cells)
+    return tag("tr", tag("th", result.model, scope="row"), tag("td", result.dataset), *rest)
 
 
 def _pairs(values: Mapping[str, Any]) -> Markup:
