@@ -15,7 +15,6 @@ FILES = [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.
 PUBLIC = {
     "ncode",
     "ncode.block",
-    "ncode.checks",
     "ncode.closed_forms",
     "ncode.compat",
     "ncode.compat.torchdiffeq",

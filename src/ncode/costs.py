@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.autograd import grad
 
 from ._modules import Theta
-from .checks import check_choice, check_count, check_number
-from .errors import InputError
+from .errors import InputError, check_choice, check_count, check_number
 from .ode.system import Cost, Dynamics
 
 __all__ = ["ControlNorm", "ControlSpeed", "JacobianNorm", "KineticEnergy", "Regulariser", "System", "total"]

@@ -28,8 +28,7 @@ import torch
 from torch import nn
 
 from .._modules import constructor_arguments
-from ..checks import check_choice
-from ..errors import InputError
+from ..errors import InputError, check_choice
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 CLASS, ARGUMENTS = "class", "args"

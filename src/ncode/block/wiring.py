@@ -16,13 +16,12 @@ from torch import Tensor, nn
 
 from .._modules import Shape, Shapes, Theta, format_shape, format_shapes
 from .._torch_private import is_symbolic
-from ..checks import check_choice
 from ..closed_forms.select import ClosedForm, ClosedFormResult, closed_form
 from ..control import Controller, State
 from ..control.base import Constant, Motion, expand_shared
 from ..costs import CostLike
 from ..dynamics import Dynamics
-from ..errors import InputError, SolveError, Status
+from ..errors import InputError, SolveError, Status, check_choice
 from ..ode import Solution, SolveOptions, Stats
 from ..ode.problem import check_saved, check_time
 from ..ode.system import Dynamics as Velocity

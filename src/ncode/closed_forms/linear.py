@@ -33,9 +33,8 @@ import torch
 from torch import Tensor
 
 from .._torch_private import is_symbolic
-from ..checks import check_choice, check_number
 from ..dynamics.base import dense_rows
-from ..errors import InputError
+from ..errors import InputError, check_choice, check_number
 from ..ode.problem import check_finite, check_saved, check_state, check_time
 from .taylor import act, growth_of_powers, growth_of_rows, plan_action, powers_of, square_and_multiply
 

@@ -52,8 +52,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..checks import check_choice, check_count, check_number
-from ..errors import InputError
+from ..errors import InputError, check_choice, check_count, check_number
 from ..ode.problem import check_finite, check_state
 from ..ode.step import fixed_steps
 from ..ode.tableau import METHODS, Tableau

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._modules import Configurable, Shapes, Theta, format_shapes
-from ..checks import check_choice, check_function, check_number
-from ..errors import InputError
+from ..errors import InputError, check_choice, check_function, check_number
 from .base import Constant, Controller, Motion, OuterProduct, check_bound, check_closed
 from .open_loop import Heads, check_features, trunk_width
 from .static import Static, Zero

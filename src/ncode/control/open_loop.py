@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .._modules import Shapes, Theta, accept_old_names, format_shapes
-from ..checks import check_count, check_number
-from ..errors import InputError
+from ..errors import InputError, check_count, check_number
 from .base import Controller, check_closed
 
 

@@ -8,8 +8,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from .._modules import Shapes, Theta, current_name
-from ..checks import check_choice
-from ..errors import InputError
+from ..errors import InputError, check_choice
 from .base import Constant, Controller, General, Motion, State, by_name
 
 Names = str | tuple[str, ...]

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from .._modules import Shapes, Theta
-from ..checks import check_choice, check_count, check_number
-from ..errors import InputError
+from ..errors import InputError, check_choice, check_count, check_number
 from .base import Constant, Controller, General, Motion, State, check_closed
 from .static import Static
 

@@ -33,8 +33,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..checks import check_choice
-from ..errors import InputError
+from ..errors import InputError, check_choice
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the Triton kernels
 

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._modules import Configurable, Shape, Shapes, Theta, accept_old_names, current_name
-from ..checks import check_choice
-from ..errors import InputError
+from ..errors import InputError, check_choice
 
 if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
     from typing import Annotated as Float

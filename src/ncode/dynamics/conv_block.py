@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._modules import Shape, Theta
-from ..checks import check_choice, check_count
+from ..errors import check_choice, check_count
 from ._convolution import FORMULATIONS, sample_conv2d
 from ._fused_block import can_fuse, fused_block
 from .base import ACTIVATIONS, Dynamics, Weights

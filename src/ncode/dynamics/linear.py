@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from .._modules import Theta
-from ..checks import check_choice, check_count
-from ..errors import InputError
+from ..errors import InputError, check_choice, check_count
 from .base import ACTIVATIONS, Dynamics, Product, Structure, dense_rows, matvec
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._modules import Shape, Theta
-from ..checks import check_choice, check_count
+from ..errors import check_choice, check_count
 from .base import ACTIVATIONS, Dynamics, Weights, affine
 
 

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._modules import Shape, Shapes, Theta
-from ..checks import check_count, check_function
-from ..errors import InputError
+from ..errors import InputError, check_count, check_function
 from .base import Dynamics, Structure
 
 SINGLE = "theta"

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..block import NCODE
-from ..checks import check_choice
 from ..control import DataControl
 from ..costs import Regulariser
 from ..dynamics import SparseLinear
+from ..errors import check_choice
 from .autoencoder import Autoencoder, TrainingCode
 
 FlowStart = Literal["ones", "stored"]

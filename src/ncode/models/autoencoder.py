@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, mse_loss
 
 from .._torch_private import is_symbolic
-from ..checks import check_choice
-from ..errors import InputError
+from ..errors import InputError, check_choice
 
 
 class TrainingCode(NamedTuple):

@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from .._modules import Configurable
 from ..block import NCODE
 from ..block.saving import Pretrained
-from ..checks import check_choice, check_count, check_fraction
 from ..costs import CostLike
-from ..errors import InputError
+from ..errors import InputError, check_choice, check_count, check_fraction
 from ..ode import Solution
 
 ImageShape = tuple[int, int, int]  # channels, height, width

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from .._torch_private import is_mapped, is_symbolic, pytree
-from ..checks import check_choice, check_count, check_number
-from ..errors import InputError
+from ..errors import InputError, check_choice, check_count, check_number
 from .backends import Backend, find_backend
 from .step import PID, StepSizeRule, Tolerance, fixed_steps
 from .system import Control, Cost, Dynamics, Feedback, State, System

@@ -17,8 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..checks import check_count
-from ..errors import InputError
+from ..errors import InputError, check_count
 
 Row = tuple[float, ...]
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 from ..experiments import EXPERIMENTS, find
 from ..training import RunOptions

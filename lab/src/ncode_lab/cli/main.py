@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from ncode import InputError, __version__
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 from ..training.errors import RunError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 from .base import PRESETS, Experiment, Finished, Picture
 from .runner import run

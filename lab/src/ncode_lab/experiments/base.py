@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 from torch import Tensor
 
 from ncode import InputError
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 from ..training.result import Column, Reported, Result, Trial
 

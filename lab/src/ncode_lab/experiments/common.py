@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ncode import InputError, Solution
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 from ..training import Result
 from .base import Finished, Picture

@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ncode import InputError
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 from ..report import gather
 from ..training import RunOptions

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ncode import InputError
-from ncode.checks import check_count, check_number
+from ncode.errors import check_count, check_number
 
 from .checks import check_codes, check_labels
 

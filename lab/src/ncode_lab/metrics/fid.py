@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ncode import InputError
-from ncode.checks import check_count
+from ncode.errors import check_count
 
 from .checks import check_codes, check_images
 from .inception import Inception

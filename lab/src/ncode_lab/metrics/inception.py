@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ncode import InputError
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 from ..precision import tf32
 from .checks import check_images

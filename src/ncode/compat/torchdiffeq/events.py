@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...checks import check_function
-from ...errors import InputError, SolveError, Status
+from ...errors import InputError, SolveError, Status, check_function
 from ...ode import Solution
 from .system import Leaves, System, slope_of
 

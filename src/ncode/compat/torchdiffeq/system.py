@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from ..._torch_private import is_symbolic
-from ...checks import check_choice, check_count, check_function, check_number
-from ...errors import InputError, SolveError
+from ...errors import InputError, SolveError, check_choice, check_count, check_function, check_number
 from ...ode import PID, Solution, solve
 from ...ode.problem import GRADIENTS, check_state
 

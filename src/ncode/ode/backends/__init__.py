@@ -11,8 +11,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from ...checks import check_choice
-from ...errors import InputError
+from ...errors import InputError, check_choice
 from ..system import RightHandSide
 
 BACKENDS = ("eager", "inductor")

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from ncode import InputError
 from ncode.block import NCODE
-from ncode.checks import check_choice
 from ncode.control import ClosedLoop, Feedback, OpenLoop
 from ncode.dynamics import MLP, Augmented
+from ncode.errors import check_choice
 
 from ...data import Points
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
-from ncode.checks import check_choice, check_fraction
 from ncode.costs import ControlNorm, KineticEnergy, Regulariser
+from ncode.errors import check_choice, check_fraction
 from ncode.models import ImageClassifier
 
 from ...data import ImageSets, load

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 import ncode
 from ncode.block import NCODE
-from ncode.checks import check_choice, check_count, check_fraction
 from ncode.control import ClosedLoop, Controller, DataControl, Feedback, OpenLoop, Static
 from ncode.dynamics import Augmented, ConvBlock, Dynamics
+from ncode.errors import check_choice, check_count, check_fraction
 from ncode.models import GAMMAS, Classifier, ClassifierOutput, Gamma, ImageClassifier, gamma, shrunk_shape
 
 from ..common import check_not_negative, check_positive

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 import ncode
 from ncode.block import NCODE
-from ncode.checks import check_count
 from ncode.control import OpenLoop, Static
 from ncode.dynamics import Dynamics, Theta
+from ncode.errors import check_count
 from ncode.models import ClassifierOutput, ImageClassifier, gamma
 
 Shape = tuple[int, int, int]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ncode.checks import check_count, check_number
+from ncode.errors import check_count, check_number
 from ncode.models import Autoencoder, TrainingCode
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ncode import InputError
-from ncode.checks import check_choice, check_count, check_number
+from ncode.errors import check_choice, check_count, check_number
 
 
 class Architecture(NamedTuple):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from ncode import InputError
-from ncode.checks import check_choice
 from ncode.costs import KineticEnergy
+from ncode.errors import check_choice
 from ncode.models import Autoencoder, AutoNCODE, ControlNormKind, FlowStart
 
 from ..common import check_not_negative

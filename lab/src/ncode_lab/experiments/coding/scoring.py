@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ncode import InputError
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 
 from ...data import MissingData, cache_dir, find, stream
 from ...metrics import FrechetDistance, Inception, KernelDistance, extract, load_inception

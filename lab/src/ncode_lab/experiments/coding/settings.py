@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ncode import InputError
-from ncode.checks import check_choice
+from ncode.errors import check_choice
 from ncode.models import Autoencoder
 
 from ...data import Images, ImageSets, hold_out, load, stream

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ncode import InputError
 from ncode.block import NCODE
-from ncode.checks import check_choice
 from ncode.control import DataControl
 from ncode.dynamics import Function
+from ncode.errors import check_choice
 from ncode.models import PlasticMemory
 
 Model = Literal["ncode", "data-control", "ode-rnn", "lstm", "lstm-miconi"]
