@@ -19,13 +19,7 @@ Curves = dict[str, list[float]]
 
 
 def check_positive(settings: object, *names: str) -> None:
-    """Check that settings are above zero.
-
-    >>> from types import SimpleNamespace
-    >>> check_positive(SimpleNamespace(steps=0), "steps")
-    Traceback (most recent call last):
-    ncode.errors.InputError: steps must be above 0; given 0
-    """
+    """Check that settings, each a number or a tuple of numbers, are above zero."""
     for name in names:
         value = getattr(settings, name)
         if not all(each > 0 for each in (value if isinstance(value, tuple) else (value,))):

@@ -15,21 +15,13 @@ Curves = Mapping[str, Sequence[float]]  # as `Result.curves` has them
 
 
 class Quantity(NamedTuple):
-    """A logged quantity, and how a panel shows it.
+    """A logged quantity, and how a panel shows it."""
 
-    Attributes:
-        kind: "train" or "evaluation".
-        name: Its name in the log, such as "loss".
-        label: Label of the axis, with its unit.
-        scale: Factor of the values: 100 for per cent.
-        log: Whether the axis is logarithmic.
-    """
-
-    kind: str
-    name: str
-    label: str
-    scale: float = 1.0
-    log: bool = False
+    kind: str  # "train" or "evaluation"
+    name: str  # in the log, such as "loss"
+    label: str  # of the axis, with its unit
+    scale: float = 1.0  # factor of the values: 100 for per cent
+    log: bool = False  # whether the axis is logarithmic
 
 
 def draw_curves(

@@ -16,7 +16,7 @@ from ncode_lab.experiments.coding.models import KINDS, build_autoencoder
 from ncode_lab.experiments.coding.training import Code, errors
 from ncode_lab.experiments.runner import run
 from ncode_lab.metrics import Inception
-from ncode_lab.training import RunOptions, Trial
+from ncode_lab.training import Result, RunOptions, Trial
 from ncode_lab.training.schedules import HalveOnPlateau
 from safetensors.torch import save_file
 from torch.nn.functional import mse_loss
@@ -327,3 +327,12 @@ def test_the_learning_rate_is_the_papers_and_larger_for_larger_batches_of_images
     settings = smoke(models=("ae",), **changes)
     assert settings.planned_lr("ae") == lr
     assert settings.trials([0])[0].about["lr"] == lr
+
+
+def test_result_files_give_training_curves_of_each_data_set():
+    seen = {f"{which} {name}": [1.0, 2.0] for which in ("train", "evaluation") for name in ("step", "error")}
+    about = ("cifar10", "full", 0, {}, {"pca error": 0.005}, 1, 1.0, "", {}, "", "", {"dimensions": 128})
+    results = [Result("autoencode", model, *about, seen) for model in ("auton-code", "ae")]
+    (picture,) = Autoencode.redraw(results)
+    assert picture.name == "training-cifar10"
+    assert picture.caption.startswith("cifar10: The mean squared error")

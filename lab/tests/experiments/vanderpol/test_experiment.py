@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from ncode_lab.data import oscillation
 from ncode_lab.experiments.base import Finished
-from ncode_lab.experiments.vanderpol.experiment import FitOscillation, VanDerPol, record, score
-from ncode_lab.experiments.vanderpol.models import Oscillator
+from ncode_lab.experiments.vanderpol.experiment import FitOscillation, Oscillator, VanDerPol, record, score
 from ncode_lab.training import Result, RunOptions, Trial, TrialContext
 from ncode_lab.training.devices import start_fabric
 

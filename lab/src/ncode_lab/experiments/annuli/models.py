@@ -42,7 +42,6 @@ class Classifier(nn.Module):
         return self.read(self.block(x))
 
     def read(self, x: Tensor) -> Tensor:
-        """The logit of a final state."""
         return self.read_out(x)[:, 0]
 
 
@@ -54,10 +53,6 @@ def build(model: str, width: int, hidden: int = 6, tolerance: float = TOLERANCE)
         width: Units in each of the two hidden layers of NODE and ANODE, or in the hidden layer of gamma and g.
         hidden: Hidden units of the field that N-CODE controls.
         tolerance: Relative and absolute tolerance of dopri5.
-
-    >>> import torch
-    >>> build("open-loop", width=16)(torch.zeros(5, 2)).shape
-    torch.Size([5])
     """
 
     def trunk() -> nn.Module:

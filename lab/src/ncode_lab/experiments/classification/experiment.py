@@ -180,7 +180,6 @@ class Classification(ClassifierSettings, Experiment):
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe of the regime, with the settings that replace it."""
         regime = REGIMES[self.regime]
         return regime._replace(
             epochs=self.epochs or (regime.cifar_epochs if self.dataset == "cifar10" else regime.epochs),
@@ -198,7 +197,6 @@ class Classification(ClassifierSettings, Experiment):
         return {**ClassifierSettings().solver_options(), "dt": None, "gradient": "discrete"}
 
     def costs(self) -> list[Regulariser]:
-        """Running costs."""
         control = [ControlNorm(self.control_cost)] if self.control_cost else []
         return [*control, *([KineticEnergy(self.kinetic_cost)] if self.kinetic_cost else [])]
 
@@ -244,12 +242,10 @@ def is_network(model: str) -> bool:
 
 
 def has_flow(model: str) -> bool:
-    """Whether a model has a block to solve."""
     return model != "gamma-alone"
 
 
 def _pictures(named: Sequence[tuple[str, Result]]) -> list[Picture]:
-    """One picture per name."""
     from .figures import draw_classification
 
     groups: dict[str, dict[str, list[Curves]]] = {}

@@ -102,9 +102,6 @@ class WeighedConv(Dynamics):
         channels: Channels of x.
         hidden: Hidden channels. Default: `channels`.
         rank: Rank of each sample's own 1x1 convolution; 0 for none.
-
-    >>> dict(WeighedConv(16, hidden=32, rank=4).control_shapes)
-    {'gain': (2, 32), 'bias': (2, 32), 'down': (4, 16), 'up': (32, 4)}
     """
 
     def __init__(self, channels: int, hidden: int | None = None, rank: int = 8):

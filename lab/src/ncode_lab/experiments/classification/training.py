@@ -71,7 +71,6 @@ class Classify(Task):
         self.model: nn.Module = model.set_normalisation(scaling.mean, scaling.std)
 
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Images, uint8, and labels."""
         self.clock.tick(step)
         train = self.train
         indices = batch_indices(step, self.batch_size, len(train), self.trial.seed, train.device)

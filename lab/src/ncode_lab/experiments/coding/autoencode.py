@@ -92,7 +92,6 @@ class Autoencode(Scored):
         }
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
-        """Reconstructions and trajectories of the first seed, and training curves."""
         from .figures import draw_orbit, draw_reconstructions
 
         if not finished:
@@ -107,19 +106,11 @@ class Autoencode(Scored):
 
     @classmethod
     def redraw(cls, results: Sequence[Result]) -> list[Picture]:
-        """Training curves of each data set.
-
-        >>> seen = {f"{which} {name}": [1.0, 2.0] for which in ("train", "evaluation") for name in ("step", "error")}
-        >>> about = ("cifar10", "full", 0, {}, {"pca error": 0.005}, 1, 1.0, "", {}, "", "", {"dimensions": 128})
-        >>> results = [Result("autoencode", model, *about, seen) for model in ("auton-code", "ae")]
-        >>> [(picture.name, picture.caption[:30]) for picture in Autoencode.redraw(results)]
-        [('training-cifar10', 'cifar10: The mean squared erro')]
-        """
+        """Training curves of each data set."""
         return draw_per_dataset([each for each in results if each.curves], lambda some: [training_picture(some)])
 
 
 def training_picture(results: Sequence[Result]) -> Picture:
-    """The error of held-out images during training."""
     from .figures import draw_training
 
     linear = {result.about["dimensions"]: result.metrics["pca error"] for result in results}

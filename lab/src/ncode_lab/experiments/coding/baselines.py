@@ -94,10 +94,6 @@ class CodeNoise(nn.Module):
     Args:
         noise: Its standard deviation, relative to that of the batch's codes: growing codes would make noise of any
             fixed size small.
-
-    >>> disturb, code = CodeNoise(noise=0.1), torch.randn(100, 8)
-    >>> torch.equal(disturb(code), code), torch.equal(disturb.eval()(code), code)
-    (False, True)
     """
 
     def __init__(self, noise: float):

@@ -152,7 +152,6 @@ class Cluster(Coding):
             super()._check_models()
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
-        """Pixels and each model, with each seed."""
         test = self.sets().test
         if not test.classes:
             raise InputError(f"{self.dataset} has no classes that clusters could match: choose another data set")
@@ -166,7 +165,6 @@ class Cluster(Coding):
         return [*pixels, *super().trials(seeds)]
 
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
-        """Cluster the codes of a model, or pixels, in all ways."""
         train, test = self.sets().to(context.device)
         if trial.model == PIXELS:
             context.parameters, model = 0, None
@@ -223,7 +221,6 @@ class Cluster(Coding):
                 return best_mixture(codes, CLUSTERS, self.starts, seed, ridge).predict(codes)
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
-        """The maps of the first seed."""
         from .figures import Map, draw_maps
 
         first = first_seeds(done for done in finished if done.trial.model != PIXELS)

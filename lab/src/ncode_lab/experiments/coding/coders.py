@@ -24,11 +24,7 @@ from ncode.errors import check_choice, check_count, check_number
 
 
 class Architecture(NamedTuple):
-    """Sizes of an encoder and a decoder.
-
-    >>> Architecture(channels=1, size=16, latent=8, nonzeros=1, kernel=4, down=(8, 16), up=(16, 8)).latent
-    8
-    """
+    """Sizes of an encoder and a decoder."""
 
     channels: int  # of the images
     size: int  # side length of the images
@@ -60,15 +56,7 @@ def architecture(dataset: str, width: float = 1.0) -> Architecture:
 
 
 class Encoder(nn.Module):
-    """Map images (batch, channels, size, size) to features (batch, width).
-
-    Attributes:
-        width: Number of features.
-
-    >>> encoder = Encoder(architecture("cifar10", width=0.1))
-    >>> encoder(torch.rand(2, 3, 32, 32)).shape == (2, encoder.width)
-    True
-    """
+    """Map images (batch, channels, size, size) to features (batch, width)."""
 
     def __init__(self, architecture: Architecture):
         super().__init__()
@@ -103,9 +91,6 @@ class Decoder(nn.Module):
         standardise: Whether each component of a code is first normalised to mean 0 and deviation 1, over the batch in
             training and by running statistics later. The codes of a flow lie close together around its start, which
             would make training slow.
-
-    >>> Decoder(architecture("celeba", width=0.1), 64)(torch.randn(2, 64)).shape
-    torch.Size([2, 3, 64, 64])
     """
 
     def __init__(self, architecture: Architecture, latent: int, standardise: bool = True):

@@ -59,9 +59,7 @@ class Units(NamedTuple):
         return cls(codes.mean(0), torch.where(deviation > 0, deviation, 1.0))
 
     def __call__(self, codes: Tensor) -> Tensor:
-        """Standardise codes."""
         return (codes - self.mean) / self.deviation
 
     def undo(self, codes: Tensor) -> Tensor:
-        """The inverse."""
         return self.mean + self.deviation * codes.to(self.mean)

@@ -27,7 +27,6 @@ TITLES = {
 
 
 def title(model: str) -> str:
-    """The display name of a model."""
     return TITLES.get(model, model)
 
 

@@ -159,7 +159,6 @@ class Generate(Scored):
         return metrics
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
-        """Samples and neighbours of the first seed, and scores."""
         from .figures import draw_neighbours, draw_samples, title
 
         if not finished:
@@ -182,7 +181,6 @@ class Generate(Scored):
 
     @classmethod
     def redraw(cls, results: Sequence[Result]) -> list[Picture]:
-        """Scores against components and widths, for each data set."""
         return draw_per_dataset(results, lambda some: score_pictures(some, cls.paper))
 
     @property

@@ -72,14 +72,12 @@ class Interpolate(Scored):
             object.__setattr__(self, "columns", _columns(OTHER))
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
-        """Each model with each seed."""
         have = len(self.sets().test)
         if have < 2 * PAIRS:
             raise InputError(f"{PAIRS} pairs need {2 * PAIRS} test images; there are {have}")
         return super().trials(seeds)
 
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
-        """Interpolate between the same test images for all models."""
         model = self.trained(trial, context).model
         test = self.sets().test.to(context.device)
         codes = encode(model, test)
@@ -106,7 +104,6 @@ class Interpolate(Scored):
         }
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
-        """Lines, arcs and squares of the first seed."""
         from .figures import draw_lines, draw_squares
 
         if not finished:

@@ -92,13 +92,11 @@ class AutoencoderSettings:
 
     @property
     def architecture(self) -> Architecture:
-        """Sizes of the encoder and decoder."""
         paper = architecture(self.dataset, width=self.width)
         return paper._replace(latent=self.latent or paper.latent, nonzeros=self.nonzeros or paper.nonzeros)
 
     @property
     def colour(self) -> bool:
-        """Whether images have colours."""
         return self.architecture.channels == 3
 
     @property
@@ -108,19 +106,16 @@ class AutoencoderSettings:
 
     @property
     def flow(self) -> Flow:
-        """The flow of AutoN-CODE."""
         best = COLOUR_FLOW if self.colour else DIGIT_FLOW
         norm = best.norm if self.norm == "auto" else self.norm
         return Flow(norm, self.gain or best.gain, best.start if self.start == "auto" else self.start)
 
     def noise_of(self, kind: str) -> float:
-        """Noise on the codes of a model."""
         if self.code_noise >= 0:
             return self.code_noise
         return 0.25 if self.colour and kind != "vae" else 0.0
 
     def latent_of(self, kind: str) -> int:
-        """Dimensions of the code of a model."""
         return self.architecture.latent * (2 if kind == "ae-wide" else 1)
 
 

@@ -56,9 +56,6 @@ class RandomFeatures(nn.Module):
     """Bytes (n, 3, height, width) to features (n, 64): a small network with random weights, the same on every machine.
 
     It sees colours, edges and textures and costs nothing. Its distances are not FID, and are not called so.
-
-    >>> RandomFeatures()(torch.zeros(2, 3, 32, 32, dtype=torch.uint8)).shape
-    torch.Size([2, 64])
     """
 
     def __init__(self) -> None:
@@ -75,7 +72,6 @@ class RandomFeatures(nn.Module):
         self.requires_grad_(False)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features, averaged over all places."""
         x = (images.float() - 128) / 128
         for layer in self.layers:
             x = torch.relu(layer(x))

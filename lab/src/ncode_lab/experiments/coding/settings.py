@@ -137,7 +137,6 @@ class Coding(AutoencoderSettings, Experiment, ABC):
         return self.epochs or (40 if self.dataset == "celeba" else 50)
 
     def planned_batch(self, model: str) -> int:
-        """Images per training step."""
         return self.batch or (16 if self.dataset == "celeba" and model == "auton-code" else 64)
 
     def planned_lr(self, model: str) -> float:
@@ -146,7 +145,6 @@ class Coding(AutoencoderSettings, Experiment, ABC):
 
     @property
     def planned_shift(self) -> int:
-        """Largest shift of training images, in pixels."""
         return self.shift if self.shift >= 0 else int(self.colour)
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:

@@ -51,7 +51,6 @@ class Texture(nn.Module):
         self.weight = weight
 
     def forward(self, back: Tensor, images: Tensor) -> Tensor:
-        """The weighted distance of reconstructions from images: a scalar."""
         return self.weight * texture_distance(back, images)
 
 

@@ -37,7 +37,6 @@ class Code(Task):
         self.model: nn.Module = build_autoencoder(trial.model, settings, trial.seed)
 
     def batch(self, step: int, generator: torch.Generator) -> Tensor:
-        """Images, uint8."""
         self.clock.tick(step)
         train, settings = self.train, self.settings
         images = train.images[batch_indices(step, self.batch_size, len(train), self.trial.seed, train.device)]

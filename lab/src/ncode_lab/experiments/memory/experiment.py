@@ -137,7 +137,6 @@ class Memory(Experiment):
         return context.final if learned is None else {**context.final, "episodes": learned}
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
-        """One episode, figure 5 and figure A.3."""
         from .figures import draw_episode
 
         shown = [done for done in finished if done.trial.model == "ncode" and self._is_drawn(done.trial)]
@@ -197,12 +196,10 @@ class Remember(Task):
         self.device = torch.device("cpu")
 
     def draw(self, count: int, generator: torch.Generator) -> Episodes:
-        """New episodes of this setting."""
         n, patterns, degradation = (self.about[name] for name in ("n", "patterns", "degradation"))
         return episodes(count, n, patterns, degradation=degradation, generator=generator)
 
     def batch(self, step: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Stimuli, query and target."""
         drawn = self.draw(self.settings.batch, generator)
         return drawn.stimuli, drawn.query, drawn.target
 
@@ -236,12 +233,7 @@ def _line(result: Result) -> Line:
 
 
 def episodes_to_learn(steps: Sequence[float], errors: Sequence[float], batch: int) -> float | None:
-    """Number of episodes after which the error, a mean over 100 episodes, stays below 1 %; None if it does not.
-
-    >>> episodes_to_learn([1, 2, 3, 4], [0.5, 0.3, 0.0, 0.0], batch=100)
-    300
-    >>> episodes_to_learn([1, 2, 3, 4], [0.5, 0.0, 0.3, 0.3], batch=100)
-    """
+    """Number of episodes after which the error, a mean over 100 episodes, stays below 1 %; None if it does not."""
     means = [
         sum(near) / len(near)
         for last in steps

@@ -78,13 +78,8 @@ def draw_plastic(lines: Sequence[Line]) -> Figure:
 def draw_episode(ts: Tensor, xs: Tensor, query: Tensor, target: Tensor, order: Tensor, asked: Tensor) -> Figure:
     """x(t) through an episode as an image, one row per bit; next to it the recalled pattern, the truth and the errors.
 
-    Args:
-        ts: Times (T,), each presentation's among them.
-        xs: States (T, n).
-        query: The degraded pattern, (n,).
-        target: The whole pattern, (n,).
-        order: The pattern of each presentation, (presentations,).
-        asked: The pattern to recall, (1,).
+    States xs (T, n) at times ts (T,); the query and the whole pattern, target, (n,); the numbers of the patterns in
+    order of presentation, and of the one to recall, `asked`.
     """
     rows = torch.arange(len(target))[:MOST]
     rows = rows[torch.argsort(2.0 * (query[rows] != 0) + (target[rows] < 0), stable=True)]

@@ -26,36 +26,44 @@ SOLVER_STEPS = 1  # Runge-Kutta steps per presentation
 LSTM_STEPS = 5  # time steps per pattern, and for the query
 
 
-class DataControlledMemory(nn.Module):
-    """A data-controlled NODE (Massaroli et al., 2020): dx/dt = tanh(W [x, x_stim]), with W of n x 2n.
+class DrivenMemory(nn.Module):
+    """A field that each pattern, and then the query, drives for 0.5 s. x starts at 0, and at the end it is the answer.
 
-    Each pattern, and then the query, is concatenated to x(t) in the field for 0.5 s. x starts at 0 and is carried from
-    one presentation to the next; its value at the end is the answer.
+    Args:
+        field: f(t, x, shown).
+        n: Bits of a pattern.
     """
 
-    def __init__(self, n: int, scale: float = 1e-3):
+    def __init__(self, field: nn.Module, n: int):
         super().__init__()
-        self.block = _driven_block(_Concatenated(n, scale), n)
+        duration = PlasticMemory.presentation_time
+        # A graph of the few steps is small, and faster than repeating them in backward.
+        settings = {"method": "rk4", "dt": duration / SOLVER_STEPS, "gradient": "autograd"}
+        self.block = NCODE(Function(field, (n,), (n,)), DataControl(), t1=duration, **settings)
 
     def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
-        """x at the end of the query."""
-        return _run_episode(self.block, stimuli, query)
+        x = torch.zeros_like(query)
+        for shown in (*stimuli.unbind(1), query):
+            x = self.block(x, context=shown)
+        return x
 
 
-class ODERNNMemory(nn.Module):
-    """A continuous RNN with fixed weights and a linear read-out: dh/dt = tanh(W h + x_stim), answer R h, n x n each.
-
-    Each pattern, and then the query, is an input current for 0.5 s. h starts at 0 and is carried through the episode.
-    """
+class DataControlledMemory(DrivenMemory):
+    """A data-controlled NODE (Massaroli et al., 2020): dx/dt = tanh(W [x, x_stim]), with W of n x 2n."""
 
     def __init__(self, n: int, scale: float = 1e-3):
-        super().__init__()
-        self.block = _driven_block(_Current(n, scale), n)
+        super().__init__(_Concatenated(n, scale), n)
+
+
+class ODERNNMemory(DrivenMemory):
+    """A continuous RNN with fixed weights and a linear read-out: dh/dt = tanh(W h + x_stim), answer R h, n x n each."""
+
+    def __init__(self, n: int, scale: float = 1e-3):
+        super().__init__(_Current(n, scale), n)
         self.read_out = nn.Parameter(scale * torch.randn(n, n))
 
     def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
-        """R h at the end of the query."""
-        return _run_episode(self.block, stimuli, query) @ self.read_out.mT
+        return super().forward(stimuli, query) @ self.read_out.mT
 
 
 class LSTMMemory(nn.Module):
@@ -70,7 +78,6 @@ class LSTMMemory(nn.Module):
         self.read_out = nn.Linear(units, n)
 
     def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
-        """The read-out at the end of the query."""
         shown = torch.cat([stimuli, query[:, None]], 1).repeat_interleave(LSTM_STEPS, 1)
         return self.read_out(self.lstm(shown)[0][:, -1])
 
@@ -92,7 +99,6 @@ class ClampedLSTMMemory(nn.Module):
         self.cell = nn.LSTMCell(n, units)
 
     def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
-        """Outputs of the visible units at the end of the query."""
         shown = torch.cat([stimuli, query[:, None]], 1)
         driven = nn.functional.linear(self.strength * shown, self.cell.weight_ih, self.cell.bias_ih + self.cell.bias_hh)
         back = self.cell.weight_hh.mT
@@ -108,18 +114,11 @@ class ClampedLSTMMemory(nn.Module):
 
 
 def build_memory(name: str, n: int, *, scale: float = 1e-3, units: int = 5000) -> nn.Module:
-    """The model of that name. ncode, data-control and ode-rnn have 2 n^2 parameters each.
+    """The model of that name, for patterns of n bits. ncode, data-control and ode-rnn have 2 n^2 parameters each.
 
     Args:
-        name: ncode: plastic N-CODE; data-control: data-controlled NODE; ode-rnn: continuous RNN with fixed weights;
-            lstm; lstm-miconi: LSTM with strong inputs and clamped cells.
-        n: Bits of a pattern.
-        scale: Size of the weights of ncode, data-control and ode-rnn at first.
+        scale: Initial size of the weights of ncode, data-control and ode-rnn.
         units: Hidden units of an LSTM.
-
-    >>> import torch
-    >>> build_memory("ode-rnn", 8)(torch.ones(2, 6, 8), torch.ones(2, 8)).shape
-    torch.Size([2, 8])
     """
     match check_choice("model", name, MODELS):
         case "ncode":
@@ -155,17 +154,3 @@ class _Current(nn.Module):
 
     def forward(self, t: Tensor, h: Tensor, shown: Tensor) -> Tensor:
         return torch.tanh(torch.addmm(shown, h, self.weight.mT))
-
-
-def _driven_block(field: nn.Module, n: int) -> NCODE:
-    duration = PlasticMemory.presentation_time
-    # A graph of the few steps is small, and faster than repeating them in backward.
-    settings = {"method": "rk4", "dt": duration / SOLVER_STEPS, "gradient": "autograd"}
-    return NCODE(Function(field, (n,), (n,)), DataControl(), t1=duration, **settings)
-
-
-def _run_episode(block: NCODE, stimuli: Tensor, query: Tensor) -> Tensor:
-    x = torch.zeros_like(query)
-    for shown in (*stimuli.unbind(1), query):
-        x = block(x, context=shown)
-    return x

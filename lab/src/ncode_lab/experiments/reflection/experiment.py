@@ -77,7 +77,6 @@ class Reflection(Experiment):
         return context.final
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
-        """Figure 3, for the first seed."""
         from .figures import Flow, draw_reflection
 
         flows = {
@@ -88,11 +87,7 @@ class Reflection(Experiment):
 
 
 def build(model: str, hidden: int) -> NCODE:
-    """A block on the line with the controller of that name.
-
-    >>> build("open-loop", hidden=8)(torch.zeros(5, 1)).shape
-    torch.Size([5, 1])
-    """
+    """A block on the line with the controller of that name."""
     controllers: dict[str, Controller] = {
         "node": Static(),
         "open-loop": OpenLoop(nn.Sequential(nn.Linear(1, WIDTH), nn.Tanh()), scale=1.0),
