@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
 from typing import NamedTuple
 
@@ -15,15 +15,11 @@ from ..training.errors import RunError
 
 
 class Command(NamedTuple):
-    """A subcommand: its help text, and the module and function that run it."""
+    """A subcommand: its help, and the module and function that take its arguments and return the exit status."""
 
     help: str
     module: str
     function: str
-
-    def load(self) -> Callable[[list[str]], int]:
-        """Import the function, which takes the remaining arguments and returns the exit status."""
-        return getattr(import_module(f".{self.module}", __package__), self.function)
 
 
 COMMANDS = {
@@ -59,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ncode {__version__}")
         return 0
     try:
-        status = COMMANDS[check_choice("command", arguments[0], COMMANDS)].load()(arguments[1:])
+        command = COMMANDS[check_choice("command", arguments[0], COMMANDS)]
+        status = getattr(import_module(f".{command.module}", __package__), command.function)(arguments[1:])
         sys.stdout.flush()
         return status
     except InputError as error:
