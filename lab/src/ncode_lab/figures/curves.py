@@ -29,14 +29,7 @@ def draw_curves(
 ) -> Figure:
     """One panel per quantity, one line per model: the mean over its seeds, with a band from minimum to maximum.
 
-    Args:
-        curves: Curves of the seeds of each model, as in `Result.curves`.
-        quantities: The quantities to show.
-        titles: Names of models in the legend, where they are not the models' own.
-
-    >>> seen = {"train step": [1, 5, 10], "train loss": [0.9, 0.4, 0.1]}
-    >>> len(draw_curves({"node": [seen, seen]}, [Quantity("train", "loss", "loss", log=True)], {}).axes)
-    1
+    `titles` are names for the legend, where they are not the models' own.
     """
     figure, (panels,) = new_panels(1, len(quantities), width=4.2, height=3.3)
     for panel, quantity in zip(panels, quantities, strict=True):

@@ -43,20 +43,12 @@ COLOURS = {
 
 
 def colour(model: str) -> str:
-    """The colour of a model, the same in every figure; black for others.
-
-    >>> colour("open-loop")
-    '#0072B2'
-    """
+    """The colour of a model, the same in every figure; black for others."""
     return COLOURS.get(model, "black")
 
 
 def new_figure(rows: int = 1, columns: int = 1, width: float = 3.2, height: float = 3.0) -> Figure:
-    """An empty figure for rows x columns panels of the given size in inches.
-
-    >>> new_figure(1, 3, width=3.0).get_size_inches().tolist()
-    [9.0, 3.0]
-    """
+    """An empty figure for rows x columns panels of the given size in inches."""
     return Figure(figsize=(columns * width, rows * height), layout="constrained")
 
 

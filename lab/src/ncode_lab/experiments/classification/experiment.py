@@ -64,8 +64,8 @@ class Classification(ClassifierSettings, Experiment):
         "An image flows through one convolution block, and a linear map of where it ends gives its class. Does it help"
         " when the kernels of the block are set from the image itself (N-CODE), rather than shared by all images (NODE;"
         " ANODE with empty channels added; anode-wide with as many parameters as N-CODE), or shared while the block"
-        " sees the image all the way (data control)? Look at accuracy on test images beside parameters, evaluations and"
-        " time."
+        " sees the image all the way (data control)? Compare accuracies on test images, and the parameters, evaluations"
+        " and time that they take."
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "smoke": {**_SMALL, **_SMOKE},

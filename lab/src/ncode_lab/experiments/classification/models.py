@@ -20,19 +20,9 @@ from ..common import check_not_negative, check_positive
 from .network import ClassifierNet
 
 Shape = tuple[int, int, int]
-Model = Literal[
-    "node",
-    "anode",
-    "anode-wide",
-    "data-control",
-    "ncode",
-    "ncode-3x3",
-    "ncode-closed",
-    "gamma-alone",
-    "ncode-net",
-    "static-net",
-    "static-net-wide",
-]
+OneBlock = Literal["node", "anode", "anode-wide", "data-control", "ncode", "ncode-3x3", "ncode-closed", "gamma-alone"]
+Network = Literal["ncode-net", "static-net", "static-net-wide"]
+Model = Literal[OneBlock, Network]
 MODELS: tuple[Model, ...] = get_args(Model)
 CONTROLLED = {
     "ncode": ("conv_in", "conv_3x3", "conv_out"),
@@ -45,11 +35,7 @@ WIDTHS = (48, 96, 192)  # channels of the blocks of a network
 
 @dataclass(frozen=True)
 class ClassifierSettings:
-    """Settings by which classifiers are built.
-
-    >>> ClassifierSettings(solver="rk4").solver_options()["dt"]
-    0.5
-    """
+    """Settings by which classifiers are built."""
 
     gamma: Gamma = "conv-pool"
     """Trunk that sets the control. linear and perceptron: two readings of the paper; the convolutions are ours."""

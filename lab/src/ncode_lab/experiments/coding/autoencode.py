@@ -57,8 +57,8 @@ class Autoencode(Scored):
     question = (
         "An autoencoder maps an image to a code, and the code back to an image. AutoN-CODE's encoder sets the couplings"
         " of a linear system instead, and the state of that system at t = 10 is the code. Does that cost or gain"
-        " anything in the reconstruction? Look at the error on test images beside that on training images, and beside"
-        " principal components of the same number; and at the images that the states on the way decode to."
+        " anything in the reconstruction? Compare the error on test images with that on training images and with that"
+        " of as many principal components, and look at the images that the states on the way decode to."
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "smoke": {**SMOKE, "models": ("auton-code", "ae"), "score": "random"},

@@ -99,7 +99,7 @@ class Cluster(Coding):
         "Do codes of test images fall into groups that match their classes? A mixture of ten Gaussians is fitted to the"
         " whitened codes, and to their t-SNE map: of the test images alone, and of test and training images together,"
         " without any labels. For pixels, principal components stand for codes, as many as are clustered of codes."
-        " k-means and spectral clustering of codes and of pixels stand beside it. Look at the part of the test images"
+        " k-means and spectral clustering are given for comparison. Look at the fraction of the test images"
         " whose cluster has their label, when each cluster is given one label, and at the normalised mutual information"
         " (NMI)."
     )

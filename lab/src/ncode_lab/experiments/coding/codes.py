@@ -41,12 +41,6 @@ class Units(NamedTuple):
     The scale of codes is arbitrary: the end of a flow varies by hundredths in one value and by tenths in the next, a
     linear map of features by ones. The decoder does not mind, but k-means, the least variance of a mixture and the
     width of a kernel do, so densities are fitted to standardised codes.
-
-    >>> codes = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
-    >>> units = Units.of(codes)
-    >>> units(codes), torch.equal(units.undo(units(codes)), codes)
-    (tensor([[-0.7071,  0.0000],
-            [ 0.7071,  0.0000]]), True)
     """
 
     mean: Tensor

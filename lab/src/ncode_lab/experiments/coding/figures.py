@@ -62,9 +62,7 @@ def draw_orbit(orbit: Tensor, truth: Tensor, ts: Tensor) -> Figure:
 def draw_training(curves: Mapping[str, Sequence[Curves]], principal: Mapping[str, float]) -> Figure:
     """The error on held-out images, and that of training batches, dashed, against training steps.
 
-    Args:
-        curves: Curves of each model, one per seed.
-        principal: Errors of principal components, drawn as horizontal lines, by name.
+    `principal` are errors of principal components, by name, drawn as horizontal lines.
     """
     figure = new_figure(1, 1, width=5.2, height=3.4)
     panel = figure.subplots()

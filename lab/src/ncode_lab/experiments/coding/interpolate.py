@@ -48,7 +48,7 @@ class Interpolate(Scored):
     """
 
     name = "interpolate"
-    line = "images between images: AutoN-CODE beside an autoencoder (appendix C.8)"
+    line = "images between images: AutoN-CODE and an autoencoder (appendix C.8)"
     question = (
         "What lies half-way between the codes of two images? If codes are well organised, the way from one to the other"
         " passes through images that could be real, and does not fade one into the other. Look at the lines and squares"

@@ -43,12 +43,7 @@ COLOUR_FLOW, DIGIT_FLOW = Flow("sphere", 0.25, "ones"), Flow("l2", 1.0, "stored"
 
 @dataclass(frozen=True)
 class AutoencoderSettings:
-    """Settings by which autoencoders are built. 0 and "auto" stand for a choice by data set.
-
-    >>> settings = AutoencoderSettings("cifar10", latent=64)
-    >>> settings.latent_of("ae"), settings.latent_of("ae-wide"), settings.loss
-    (64, 128, 'mse')
-    """
+    """Settings by which autoencoders are built. 0 and "auto" stand for a choice by data set."""
 
     dataset: Dataset = "cifar10"
     """Data set."""

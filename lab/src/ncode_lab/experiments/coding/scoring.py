@@ -188,12 +188,8 @@ def _inception(weights: Path, precision: Precision) -> Inception:
 def cached_features(images: Tensor, about: str, compute: Callable[[Tensor], Tensor]) -> Tensor:
     """Features of images, from the cache if they were computed before.
 
-    A damaged file is computed again, and a cache that cannot be written does not stop a run.
-
-    Args:
-        images: Bytes. A change in any of them changes the key.
-        about: Everything else that the features depend on, as text.
-        compute: Maps images to features (n, d), on the device of the images.
+    The key is made of all bytes of the images and of `about`, everything else that features depend on. A damaged file
+    is computed again, and a cache that cannot be written does not stop a run.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load, save

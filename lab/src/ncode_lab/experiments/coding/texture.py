@@ -34,15 +34,7 @@ FLOOR = 1e-3  # strength below which detail counts as none: a quarter of a step 
 
 
 class Texture(nn.Module):
-    """The distance between textures as a term of an autoencoder's loss.
-
-    Args:
-        weight: Weight of the distance relative to the mean square.
-
-    >>> images = torch.rand(2, 3, 32, 32)
-    >>> float(Texture(2.0)(images.flip(3), images)) < float(Texture(2.0)(avg_pool2d(images, 3, 1, 1), images))
-    True
-    """
+    """The distance between textures as a term of an autoencoder's loss, weighted relative to the mean square."""
 
     def __init__(self, weight: float):
         super().__init__()
@@ -58,10 +50,6 @@ def texture_distance(back: Tensor, images: Tensor) -> Tensor:
     """The distance between the strengths of detail in reconstructions and images: a scalar, in units of squares.
 
     Neither the brightness of an image nor the sign of its detail matters.
-
-    Args:
-        back: Reconstructions (batch, channels, height, width).
-        images: The original images.
     """
     if back.shape != images.shape or images.dim() != 4 or min(images.shape[2:]) < SMALLEST:
         raise InputError(

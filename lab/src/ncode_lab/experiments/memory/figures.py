@@ -48,7 +48,9 @@ def draw_rivals(lines: Sequence[Line]) -> Figure:
     for row, n in enumerate(rows):
         here = [setting for setting in settings if setting[0] == n]
         for panel, setting in zip(panels[row], here, strict=False):
-            _compare(panel, [line for line in lines if line[1:4] == setting])
+            for model in dict.fromkeys([*NAMES, *(line.model for line in lines)]):
+                same = [line for line in lines if line[:4] == (model, *setting)]
+                _draw(panel, same, colour(model), NAMES.get(model, model))
             _dress(panel, setting)
         for panel in panels[row][len(here) :]:
             panel.set_axis_off()
@@ -126,13 +128,6 @@ def _name_bits(panel: Axes, lost: int, rows: int) -> None:
 
 def _settings(lines: Iterable[Line]) -> list[tuple[int, int, float]]:
     return sorted({line[1:4] for line in lines})
-
-
-def _compare(panel: Axes, lines: Sequence[Line]) -> None:
-    known = [*NAMES, *(line.model for line in lines if line.model not in NAMES)]
-    for model in dict.fromkeys(known):
-        here = [line for line in lines if line.model == model]
-        _draw(panel, here, colour(model), NAMES.get(model, model))
 
 
 def _dress(panel: Axes, setting: tuple[int, int, float]) -> None:

@@ -44,8 +44,7 @@ class VanDerPol(Experiment):
 
     - the target is the first coordinate of a trajectory of the oscillator that starts at rest, x(0) = 2, x'(0) = 0, in
       a regime with a mu of its own;
-    - "constant" (red in the figure): the first equation with a constant theta. mu and theta are learnt. An autonomous
-      equation on the line has monotone solutions, so it cannot oscillate: it runs to a fixed point;
+    - "constant" (red in the figure): the first equation with a constant theta. mu and theta are learnt;
     - "dynamic" (black): both equations; theta is driven by the state, and starts at x(0) - x(0)^3 / 3, which is what
       starting at rest means. Only mu is learnt, one number for both equations.
 
@@ -59,8 +58,8 @@ class VanDerPol(Experiment):
         "An oscillation on the line turns back, and so no autonomous equation on the line has it as a solution: with a"
         " constant control, a NODE can only run to a fixed point. Once the control follows an equation of its own,"
         " driven by the state, can gradient descent find the one parameter µ that fits the oscillation, from a nearly"
-        " harmonic regime to a stiff one? Look for the learnt µ beside the true one, and for the grey part of each"
-        " curve, which was not fitted to."
+        " harmonic regime to a stiff one? Compare the learnt µ with the true one, and look at the grey part of each"
+        " curve, which was held out."
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "smoke": {"mus": (1.0,), "steps": 4, "points": 20, "fitted": 3.0},
@@ -169,9 +168,6 @@ class Lienard(Dynamics):
     def drive(self, t: Tensor, x: Tensor, theta: Any) -> dict[str, Tensor]:
         return {"theta": x / self.mu}
 
-    def config(self) -> dict[str, Any]:
-        return {"mu": float(self.mu.detach())}
-
 
 class Oscillator(nn.Module):
     """Lienard's equation with a constant or a dynamic control, started at rest."""
@@ -187,12 +183,6 @@ class Oscillator(nn.Module):
         field = self.block.dynamics
         assert isinstance(field, Lienard)
         return field.mu
-
-    def forward(self, ts: Tensor) -> Tensor:
-        """x at ascending times (T,)."""
-        xs = self.solve(ts).xs
-        assert xs is not None
-        return xs[0, :, 0]
 
     def solve(self, ts: Tensor, **changes: Any) -> Solution:
         """The solution from 0 to the last of the times."""
