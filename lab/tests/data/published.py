@@ -2,6 +2,7 @@
 
 import gzip
 import io
+import pickle
 import tarfile
 
 import torch
@@ -47,6 +48,45 @@ def cifar(size=3):
 
 def cifar_binary(content):
     return {f"{name}.bin": as_bytes(torch.cat([y[:, None], x], 1)) for name, (x, y) in content.items()}
+
+
+def cifar_python_2(content):
+    return {name: python_2_pickle(x, y.tolist()) for name, (x, y) in content.items()}
+
+
+def cifar_python_3(content, protocol):
+    return {
+        name: pickle.dumps({"data": x.numpy(), "labels": y.tolist(), "batch_label": name}, protocol)
+        for name, (x, y) in content.items()
+    }
+
+
+def python_2_pickle(images, labels):
+    """A batch as the publisher's own Python 2 wrote it: its strings are what bytes are today."""
+
+    def string(text):
+        return b"U" + bytes([len(text)]) + text
+
+    def number(value):
+        return b"J" + value.to_bytes(4, "little", signed=True)
+
+    raw = as_bytes(images)
+    kind = (
+        b"cnumpy\ndtype\n("
+        + string(b"u1")
+        + b"K\x00K\x01tR(K\x03"
+        + string(b"|")
+        + b"NNN"
+        + number(-1) * 2
+        + b"K\x00tb"
+    )
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85" + string(b"b") + b"tR"
+        b"(K\x01" + number(images.shape[0]) + number(images.shape[1]) + b"\x86" + kind + b"\x89"
+        b"T" + len(raw).to_bytes(4, "little") + raw + b"tb"
+    )
+    listed = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
+    return b"\x80\x02}(" + string(b"data") + array + string(b"labels") + listed + b"u."
 
 
 def write_folder(folder, files):

@@ -1,9 +1,14 @@
+import contextlib
+import os
+import pickle
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ncode_lab.data import load
 from ncode_lab.data.celeba import read_celeba
+from ncode_lab.data.pickles import read_pickle
 from ncode_lab.data.readers import read_cifar10, read_idx
 
 import ncode
@@ -70,20 +75,93 @@ def test_labels_that_do_not_fit_are_named(tmp_path, labels, sentence):
         load("mnist", tmp_path, download=False)
 
 
+def files_of(form, content):
+    if form == "binary":
+        return published.cifar_binary(content)
+    if form == "python 2":
+        return published.cifar_python_2(content)
+    pytest.importorskip("numpy")
+    return published.cifar_python_3(content, int(form))
+
+
 @pytest.mark.parametrize("packed", [False, True])
-def test_cifar10_is_read_from_a_folder_and_from_its_archive(tmp_path, packed):
+@pytest.mark.parametrize("form", ["binary", "python 2", "3", "4"])
+def test_every_version_of_cifar10_is_read_alike(tmp_path, form, packed):
     content = published.cifar()
-    folder, files = "cifar-10-batches-bin", published.cifar_binary(content)
+    short = "bin" if form == "binary" else "py"
+    folder = f"cifar-10-batches-{short}"
     if packed:
-        published.write_archive(tmp_path / "cifar10" / "cifar-10-binary.tar.gz", folder, files)
+        name = "cifar-10-binary.tar.gz" if form == "binary" else "cifar-10-python.tar.gz"
+        published.write_archive(tmp_path / "cifar10" / name, folder, files_of(form, content))
     else:
-        published.write_folder(tmp_path / folder, files)
+        published.write_folder(tmp_path / folder, files_of(form, content))
     train, test = load("cifar10", tmp_path, download=False)
     images = torch.cat([x for x, _ in content.values()]).view(-1, 3, 32, 32)
     labels = torch.cat([y for _, y in content.values()]).long()
     assert torch.equal(torch.cat([train.images, test.images]), images)
     assert torch.equal(torch.cat([train.labels, test.labels]), labels)
     assert len(test) == 3
+
+
+class Runs:
+    """A pickle that makes a folder when it is read carelessly."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def malicious(path):
+    """Pickles that would run something, each by another way."""
+    return {
+        "reduce": pickle.dumps({"data": Runs(path), "labels": []}, 2),
+        "new protocol": pickle.dumps([Runs(path)], 5),
+        "eval": b"cbuiltins\neval\n(V__import__('os').mkdir('" + str(path).encode() + b"')\ntR.",
+        "inst": b"(S'" + str(path).encode() + b"'\nios\nmkdir\n.",
+        "dotted": b"\x80\x04\x8c\x05numpy\x8c\x10testing.runstrin\x93.",
+        "getattr": b"c__builtin__\ngetattr\n(cnumpy\nndarray\nS'tofile'\ntR.",
+        "torch": b"ctorch\nload\n(S'" + str(path).encode() + b"'\ntR.",
+    }
+
+
+@pytest.mark.parametrize("way", malicious("x"))
+def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path, way):
+    trap = tmp_path / "made by the pickle"
+    files = published.cifar_python_2(published.cifar()) | {"data_batch_2": malicious(trap)[way]}
+    folder = published.write_folder(tmp_path / "cifar-10-batches-py", files)
+    with pytest.raises(ncode.InputError, match=r"data_batch_2 is refused: .* asks for .* which could run code"):
+        read_cifar10(folder)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"not a pickle",
+        pickle.dumps([1, 2, 3]),
+        pickle.dumps({"data": 1, "labels": [1]}),
+        pickle.dumps({"labels": [1]}),
+        b"]q\x00h\x00a.",  # a list within itself
+        b"cnumpy\ndtype\n(S'f8'\nI00\nI01\ntR.",
+        b"cnumpy.core.multiarray\n_reconstruct\n(NNNtR(I1\n(I5\nI3072\ntNI00\nS'abc'\ntb.",
+    ],
+)
+def test_a_damaged_pickle_is_named(tmp_path, data):
+    files = published.cifar_python_2(published.cifar()) | {"data_batch_2": data}
+    folder = published.write_folder(tmp_path / "cifar-10-batches-py", files)
+    with pytest.raises(ncode.InputError, match="data_batch_2 is damaged"):
+        read_cifar10(folder)
+
+
+@given(at=st.integers(0, 400), value=st.integers(0, 255))
+def test_any_wrong_byte_in_a_pickle_is_read_or_named_and_nothing_else(at, value):
+    data = bytearray(published.python_2_pickle(published.random_bytes(1, 200), [3]))
+    data[at % len(data)] = value
+    with contextlib.suppress(ncode.InputError):
+        read_pickle(bytes(data), "a batch")
 
 
 @pytest.mark.parametrize(

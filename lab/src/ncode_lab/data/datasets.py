@@ -100,9 +100,9 @@ SOURCES: dict[str, Source] = {
     "cifar10": Source(
         "CIFAR-10",
         "cifar10",
-        (("cifar-10-batches-bin",), ("cifar-10-binary.tar.gz",)),
+        tuple((f"cifar-10-{name}",) for name in ("batches-bin", "batches-py", "binary.tar.gz", "python.tar.gz")),
         (File("cifar-10-binary.tar.gz", "md5:c32a1d4ab5d03f1284b67883e8d87530", (_CIFAR10,)),),
-        f"fetch {_CIFAR10} (the binary version; no need to unpack it)",
+        f"fetch {_CIFAR10} (no need to unpack it)",
     ),
     "celeba": Source(
         "CelebA",

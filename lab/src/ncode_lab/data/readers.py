@@ -7,6 +7,7 @@ import math
 import tarfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from ncode import InputError
 
 from .images import Images, ImageSets
+from .pickles import read_pickle
 
 DIGITS = tuple("0123456789")
 CLOTHES = (
@@ -21,6 +23,7 @@ CLOTHES = (
     *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
 )
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CIFAR_SHAPE = (3, 32, 32)
 _CIFAR_ROW = 1 + 3 * 32 * 32  # a label and the bytes of an image
 
 
@@ -69,14 +72,19 @@ def _read_idx_set(images_path: Path, labels_path: Path, name: str, classes: tupl
 
 
 def read_cifar10(path: str | Path) -> ImageSets:
-    """Read the binary version of CIFAR-10 from cifar-10-batches-bin or its archive."""
+    """Read CIFAR-10 from cifar-10-batches-bin, cifar-10-batches-py, or the archive of either.
+
+    The Python version is a set of pickles: they are read without running any code in them.
+    """
     path = Path(path)
-    names = [f"data_batch_{k}.bin" for k in range(1, 6)] + ["test_batch.bin"]
+    binary = any(path.glob("*.bin")) if path.is_dir() else "python" not in path.name
+    suffix, read = (".bin", _read_binary_batch) if binary else ("", _read_pickled_batch)
+    names = [f"data_batch_{k}{suffix}" for k in range(1, 6)] + [f"test_batch{suffix}"]
     data = _read_folder(path, names) if path.is_dir() else _read_archive(path, names)
     for name in names:
         if name not in data:
             raise damaged(path, f"it has no {name}")
-    images, labels = zip(*(_read_batch(data[name], str(path / name)) for name in names), strict=True)
+    images, labels = zip(*(read(data[name], str(path / name)) for name in names), strict=True)
     return ImageSets(
         Images(torch.cat(images[:-1]), torch.cat(labels[:-1]), "CIFAR-10", CIFAR10_CLASSES, "train"),
         Images(images[-1], labels[-1], "CIFAR-10", CIFAR10_CLASSES, "test"),
@@ -104,11 +112,27 @@ def _read_archive(path: Path, names: list[str]) -> dict[str, bytes]:
     return found
 
 
-def _read_batch(data: bytes, name: str) -> tuple[Tensor, Tensor]:
+def _read_binary_batch(data: bytes, name: str) -> tuple[Tensor, Tensor]:
     if not data or len(data) % _CIFAR_ROW:
         raise damaged(name, f"it has {len(data)} bytes, which are not whole rows of {_CIFAR_ROW}")
     rows = _bytes_to_tensor(data).reshape(-1, _CIFAR_ROW)
-    return rows[:, 1:].reshape(-1, 3, 32, 32), _check_labels(rows[:, 0], CIFAR10_CLASSES, name)
+    return rows[:, 1:].reshape(-1, *_CIFAR_SHAPE), _check_labels(rows[:, 0], CIFAR10_CLASSES, name)
+
+
+def _read_pickled_batch(data: bytes, name: str) -> tuple[Tensor, Tensor]:
+    batch = read_pickle(data, name)
+    images, labels = (_entry(batch, key) for key in ("data", "labels"))
+    whole = isinstance(labels, list) and all(isinstance(label, int) and label >= 0 for label in labels)
+    if not isinstance(images, Tensor) or images.dim() != 2 or images.shape[1] != _CIFAR_ROW - 1 or not whole:
+        raise damaged(name, "it has no array of images of 3072 bytes each under 'data', or no list under 'labels'")
+    if len(labels) != len(images):
+        raise damaged(name, f"it has {len(labels)} labels for {len(images)} images")
+    labels = torch.tensor(labels, dtype=torch.int64)
+    return images.reshape(-1, *_CIFAR_SHAPE), _check_labels(labels, CIFAR10_CLASSES, name)
+
+
+def _entry(batch: Any, key: str) -> Any:
+    return batch.get(key, batch.get(key.encode())) if isinstance(batch, dict) else None
 
 
 def _check_labels(labels: Tensor, classes: tuple[str, ...], path: Path | str) -> Tensor:
