@@ -1,3 +1,4 @@
+import sys
 from typing import NamedTuple
 
 import pytest
@@ -52,6 +53,25 @@ def test_deterministic_is_set_and_unset():
     assert torch.are_deterministic_algorithms_enabled()
     start_fabric(RunOptions(device="cpu"))
     assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_tensorboard_files_appear_on_request(tmp_path):
+    train(tmp_path / "without")
+    assert not (tmp_path / "without" / "tensorboard").exists()
+    train(tmp_path / "with", options={"tensorboard": True})
+    files = list((tmp_path / "with" / "tensorboard" / "model").glob("events.out.tfevents.*"))
+    assert len(files) == 1
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(files[0].parent)).Reload()
+    assert [each.step for each in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [each.step for each in events.Scalars("evaluation/error")] == [3, 6]
+
+
+def test_tensorboard_that_is_not_installed_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match=r"pip install 'ncode-lab\[tensorboard\]'"):
+        start_fabric(RunOptions(device="cpu", tensorboard=True))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")

@@ -33,7 +33,8 @@ COMMANDS = {
     "completion": Command("print a shell completion script: ncode completion bash", "completion", "completion"),
 }
 # The extra of ncode-lab that installs a package; the others come with ncode-lab itself.
-EXTRAS = {"submitit": "sweep"} | dict.fromkeys(("PIL", "numpy", "scipy", "sklearn", "openTSNE"), "images")
+EXTRAS = {"submitit": "sweep", "tensorboard": "tensorboard"}
+EXTRAS |= dict.fromkeys(("PIL", "numpy", "scipy", "sklearn", "openTSNE"), "images")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from ncode import InputError
 
 from .options import RunOptions
+from .progress import import_summary_writer
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
@@ -37,6 +38,8 @@ def start_fabric(options: RunOptions) -> Fabric:
     kind = _device_kind(options)
     if options.graph:
         _check_graph(options, kind)
+    if options.tensorboard:
+        import_summary_writer()  # or refuse it before any work
     _set_global_modes(options)
     several = options.devices * options.nodes > 1
     # Its info messages only repeat the options.

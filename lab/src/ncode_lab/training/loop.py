@@ -20,6 +20,7 @@ from .checkpoint import BestWeights, Checkpoint, Checkpoints
 from .devices import broadcast, derive_seed, seed_step, shard_batch
 from .engine import Engine, LossBuffer
 from .errors import RunError, Stopped
+from .progress import TensorBoardLog
 from .task import Loss, Task
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ def fit(task: Task, context: TrialContext, name: str) -> dict[str, float]:
     loop = _Loop(task, context, name)
     if loop.step == task.steps:
         return loop.evaluation
+    if context.options.tensorboard and context.fabric.is_global_zero:
+        loop.tensorboard = TensorBoardLog(context.folder / "tensorboard" / name, loop.step)
     title = context.trial.name if name == "model" else f"{context.trial.name} {name}"
     context.progress.start(title, task.steps, loop.step)
     try:
@@ -46,6 +49,8 @@ def fit(task: Task, context: TrialContext, name: str) -> dict[str, float]:
             loop.run(stop)
     finally:
         context.progress.finish()
+        if loop.tensorboard is not None:
+            loop.tensorboard.close()
     return loop.evaluation
 
 
@@ -96,6 +101,7 @@ class _Loop:
         self.checkpoints = Checkpoints(context.folder / "checkpoints" / name, self.progress.warn)
         self.step = 0
         self.evaluation: dict[str, float] = {}
+        self.tensorboard: TensorBoardLog | None = None
         self._best = BestWeights(task.keep_best) if task.keep_best else None
         self._key, self._save_every = (context.trial.seed, name), context.options.save_every
         self._saved_step, self._saved_at = -1, time.monotonic()
@@ -156,7 +162,7 @@ class _Loop:
         """Read and log the losses when it is time. Returns whether to stop."""
         if self._at_end or self.step % self._read_every == 0:
             values, stop = self._losses.read(self.step, stop, self.fabric)
-            self.log.write(self.step, "train", self._key[1], values)
+            self._log("train", values)
             self.progress.update(self.step, values)
             self._adapt_reading_interval()
             return stop
@@ -173,6 +179,11 @@ class _Loop:
             self._read_every = max(self._read_every // 2, 1)
         self._read_every = broadcast(self._read_every, self.fabric)
 
+    def _log(self, kind: str, values: dict[str, float]) -> None:
+        self.log.write(self.step, kind, self._key[1], values)
+        if self.tensorboard is not None:
+            self.tensorboard.write(self.step, kind, values)
+
     def _evaluate(self) -> None:
         """Evaluate the model in the first process, and send the metrics to the others."""
         values: dict[str, float] = {}
@@ -183,7 +194,7 @@ class _Loop:
                 values = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
             self.model.train()
         self.evaluation = broadcast(values, self.fabric)
-        self.log.write(self.step, "evaluation", self._key[1], self.evaluation)
+        self._log("evaluation", self.evaluation)
         self.progress.evaluated(self.step, self.evaluation)
         if self._best is not None:
             self._best.update(self.step, self.evaluation, self._engine.weights)

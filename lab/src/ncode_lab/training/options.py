@@ -40,6 +40,8 @@ class RunOptions:
     and never read a value of a tensor on the CPU."""
     quiet: bool = False
     """Print only warnings and errors."""
+    tensorboard: bool = False
+    """Also write the metrics for TensorBoard."""
     save: bool = False
     """Save each trained model as a folder that `from_pretrained` reads."""
     save_every: int = 0

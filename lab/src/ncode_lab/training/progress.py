@@ -1,4 +1,4 @@
-"""What a run reports on its way: a live bar or plain lines, metrics.jsonl, and the time it took."""
+"""What a run reports on its way: a live bar or plain lines, metrics.jsonl, TensorBoard, and the time it took."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from ncode import InputError
 
 from .files import explain_os_errors, to_json_value, write_file
 
@@ -207,6 +209,29 @@ def _thin(lines: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     if len(lines) <= count:
         return list(lines)
     return [lines[round(index * (len(lines) - 1) / (count - 1))] for index in range(count)]
+
+
+class TensorBoardLog:
+    """Writes metrics for TensorBoard; `done` steps of earlier processes stay, what they wrote after is hidden."""
+
+    def __init__(self, folder: Path, done: int = 0):
+        self._writer = import_summary_writer()(str(folder), purge_step=done + 1 if done else None)
+
+    def write(self, step: int, kind: str, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def import_summary_writer() -> Any:
+    """Return TensorBoard's writer, or raise if it is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise InputError("--tensorboard needs the package tensorboard: pip install 'ncode-lab[tensorboard]'") from error
+    return SummaryWriter
 
 
 class TrialClock:
