@@ -25,12 +25,7 @@ DPI = 150  # of PNG figures
 
 
 class Finished(NamedTuple):
-    """A trial that is done, and the folder of its files.
-
-    >>> about = ("reflection", "node", "reflection", "quick", 0, {}, {"error": 0.3}, 25, 1.0, "CPU", {}, "", "")
-    >>> Finished(Trial("node", "reflection"), Result(*about), Path("runs")).result.metrics
-    {'error': 0.3}
-    """
+    """A trial that is done, and the folder of its files."""
 
     trial: Trial
     result: Result
@@ -44,14 +39,7 @@ class Finished(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A figure of an experiment: its file name, the drawing, and its caption.
-
-    >>> import tempfile
-    >>> from matplotlib.figure import Figure
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     [path.name for path in Picture("flow", Figure(), "Nothing yet.").save(Path(folder))]
-    ['flow.svg', 'flow.png']
-    """
+    """A figure of an experiment: its file name, the drawing, and its caption."""
 
     name: str
     figure: Figure
@@ -103,14 +91,7 @@ class Experiment(ABC):
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> tuple[Self, str]:
-        """Settings and preset of a run from its run.json, also of a run that an earlier version began.
-
-        >>> from ncode_lab.experiments import find
-        >>> record = {"preset": "quick", "settings": {"models": ["node"], "steps": 3, "rtol": 0.001}}
-        >>> settings, preset = find("reflection").from_record(record)
-        >>> settings.models, preset
-        (('node',), 'quick')
-        """
+        """Settings and preset of a run from its run.json, also of a run that an earlier version began."""
         settings, preset = record["settings"], record["preset"]
         cls.check_retired(settings)
         # Before there was "full", its settings were called "paper".

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -85,16 +86,14 @@ class StepClock:
     """Measures the time per training step, without evaluations and the first steps, which compile and warm up."""
 
     def __init__(self, warm_up: int = 5):
-        self.warm_up, self.seen, self.counted, self.total = warm_up, 0, 0, 0.0
+        self.warm_up, self.seconds = warm_up, list[float]()
         self._last: tuple[int, float] | None = None
 
     def tick(self, step: int) -> None:
         """Record that a training step begins."""
         now, last = time.perf_counter(), self._last
         if last is not None and last[0] == step - 1:
-            self.seen += 1
-            if self.seen > self.warm_up:
-                self.counted, self.total = self.counted + 1, self.total + now - last[1]
+            self.seconds.append(now - last[1])
         self._last = step, now
 
     def pause(self) -> None:
@@ -104,4 +103,5 @@ class StepClock:
     @property
     def mean(self) -> float | None:
         """Seconds per step, or None if too few steps were measured."""
-        return self.total / self.counted if self.counted else None
+        counted = self.seconds[self.warm_up :]
+        return fmean(counted) if counted else None

@@ -41,6 +41,7 @@ class Task(ABC):
         keep_best: A metric of `evaluate` such as "accuracy", or "-error" if smaller is better: after the last step the
             model gets the weights of the evaluation that was best by it. Empty: the model keeps its last weights.
         clip: Gradients with a larger norm are scaled down to this norm. 0: no clipping.
+        lr: Learning rate of the default optimiser.
 
     >>> class Halve(Task):
     ...     def __init__(self):
@@ -61,6 +62,7 @@ class Task(ABC):
     evaluate_every: int = 0
     keep_best: str = ""
     clip: float = 0.0
+    lr: float = 1e-3
 
     @abstractmethod
     def batch(self, step: int, generator: torch.Generator) -> Any:
@@ -78,8 +80,8 @@ class Task(ABC):
         """Metrics on held-out data. Called without gradients, with the model in evaluation mode."""
 
     def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """The optimiser. Default: Adam with a learning rate of 0.001."""
-        return torch.optim.Adam(parameters, lr=1e-3)
+        """The optimiser. Default: Adam with the learning rate `lr`."""
+        return torch.optim.Adam(parameters, lr=self.lr)
 
     def schedule(self, optimiser: Optimizer) -> LRScheduler | None:
         """The learning-rate schedule, stepped after every training step. Default: a constant learning rate."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from ncode_lab.data import ImageSets, draw_digits
 from ncode_lab.experiments import run
-from ncode_lab.experiments.coding.cluster import Cluster, most_informative, principal
+from ncode_lab.experiments.coding.cluster import Cluster, best_mixture, match_labels, most_informative, principal
 from safetensors.torch import load_file
 
 import ncode
@@ -102,3 +102,12 @@ def test_images_without_classes_are_not_clustered(monkeypatch):
 def test_clusters_that_do_not_fit_the_images_are_refused_before_anything_is_trained(changes, sentence):
     with pytest.raises(ncode.InputError, match=sentence):
         Cluster(**{**Cluster.presets["smoke"], **changes}).trials([0])
+
+
+def test_clusters_get_the_labels_that_most_of_their_images_have():
+    assert match_labels(torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 3, 3])).tolist() == [0, 0, 1, 1]
+
+
+def test_the_best_of_several_mixtures_tells_groups_that_are_far_apart():
+    codes = torch.cat([torch.randn(50, 2), torch.randn(50, 2) + 9])
+    assert best_mixture(codes, 2, starts=2, seed=0).predict(codes)[:50].unique().numel() == 1

@@ -3,7 +3,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from ncode_lab.experiments import run
-from ncode_lab.experiments.coding.interpolate import Interpolate, arc, line
+from ncode_lab.experiments.coding.interpolate import Interpolate, arc, line, square
 from ncode_lab.training import RunOptions
 
 import ncode
@@ -41,3 +41,8 @@ def test_fewer_test_images_than_pairs_need_are_refused(tmp_path):
     settings = {**Interpolate.presets["smoke"], "test_images": 11}
     with pytest.raises(ncode.InputError, match="6 pairs need 12 test images; there are 11"):
         run(Interpolate(**settings), "smoke", RunOptions(out=tmp_path, device="cpu", quiet=True))
+
+
+def test_a_square_has_its_three_codes_in_corners_and_their_sum_in_the_fourth():
+    found = square(torch.zeros(1), torch.ones(1), torch.full((1,), 2.0), 2)
+    assert found[..., 0].tolist() == [[0.0, 1.0], [2.0, 3.0]]

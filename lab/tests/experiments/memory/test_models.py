@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ncode_lab.data import episodes
+from ncode_lab.experiments.memory.experiment import trajectory
 from ncode_lab.experiments.memory.models import MODELS, ClampedLSTMMemory, build_memory
 
 from ncode import InputError
@@ -71,12 +72,12 @@ def test_an_episode_that_is_watched_ends_as_one_that_is_not():
     torch.manual_seed(0)
     model = PlasticMemory(10, scale=0.05, solver_steps=10)
     shown = episodes(2, 10, 2, generator=0)
-    course = model.trajectory(shown.stimuli, shown.query, points=11)
-    assert course.xs.shape == (2, 5 * 11, 10)
-    torch.testing.assert_close(course.xs[:, 0], shown.stimuli[:, 0])
-    torch.testing.assert_close(course.xs[:, -11], shown.query)
-    torch.testing.assert_close(course.xs[:, -1], model(shown.stimuli, shown.query))
-    assert (course.ts.diff() >= 0).all()
+    ts, xs = trajectory(model, shown.stimuli, shown.query, points=11)
+    assert xs.shape == (2, 5 * 11, 10)
+    torch.testing.assert_close(xs[:, 0], shown.stimuli[:, 0])
+    torch.testing.assert_close(xs[:, -11], shown.query)
+    torch.testing.assert_close(xs[:, -1], model(shown.stimuli, shown.query))
+    assert (ts.diff() >= 0).all()
 
 
 def test_visible_units_of_a_clamped_lstm_show_the_bits_that_are_given():

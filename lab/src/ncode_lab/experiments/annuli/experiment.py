@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from ncode import InputError
@@ -185,7 +185,7 @@ class Separate(Task):
     """Binary cross-entropy on batches drawn from the training points."""
 
     def __init__(self, settings: Annuli, trial: Trial):
-        self.settings, self.steps = settings, settings.steps
+        self.settings, self.steps, self.lr = settings, settings.steps, settings.lr
         self.evaluate_every = max(1, settings.steps // 30)
         self.model = build_within(trial.model, settings.hidden, trial.seed)
         self.points = draw_points(settings, trial.seed, "train")
@@ -210,9 +210,6 @@ class Separate(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Classifier)
         return score(model, self.validation)
-
-    def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return Adam(parameters, lr=self.settings.lr)
 
     def schedule(self, optimiser: Optimizer) -> LRScheduler:
         return CosineAnnealingLR(optimiser, self.steps)

@@ -81,14 +81,8 @@ class TrunkClassifier(ImageClassifier):
     """A linear map of gamma's features: N-CODE without its flow.
 
     Args:
-        shape: Shape of an image, (channels, height, width).
-        classes: Number of classes.
         kind, hidden, dropout: The trunk: see `ncode.models.gamma`.
-        shrink: Factor by which images are first reduced.
-
-    >>> import torch
-    >>> TrunkClassifier((3, 16, 16))(torch.zeros(2, 3, 16, 16, dtype=torch.uint8)).shape
-    torch.Size([2, 10])
+        shape, classes, shrink: As for `ncode.models.Classifier`.
     """
 
     def __init__(

@@ -92,7 +92,7 @@ class Classify(Task):
             "accuracy": is_correct(output, labels).float().mean(),
             "nfe": output.nfe.float().mean(),
             "rejected": output.rejected.float().mean(),
-            "control norm": output.control_norm.mean(),
+            "control norm": control_norm(output).mean(),
             "failed": (~output.ok).sum(),
         }
         return Loss(value, report)
@@ -136,6 +136,16 @@ def cross_entropy(output: ClassifierOutput, labels: Tensor, smoothing: float = 0
 def is_correct(output: ClassifierOutput, labels: Tensor) -> Tensor:
     """Which samples are classified correctly, (batch,); one that could not be solved is not."""
     return (output.logits.argmax(1) == labels) & output.ok
+
+
+@torch.no_grad()
+def control_norm(output: ClassifierOutput) -> Tensor:
+    """The norm of each sample's control over all blocks, (batch,); 0 where all samples share their control."""
+    squares = torch.zeros_like(output.logits[:, 0], dtype=torch.float32)
+    for value in (value for solution in output.solutions for value in solution.theta.values()):
+        if value.stride(0):  # a shared control is an expanded view, of stride 0
+            squares += torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float32).square()
+    return squares.sqrt()
 
 
 @torch.no_grad()

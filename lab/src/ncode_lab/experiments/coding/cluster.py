@@ -262,11 +262,7 @@ def most_informative(codes: Tensor, images: Tensor, count: int) -> Tensor:
 
 
 def match_labels(labels: Tensor, clusters: Tensor) -> Tensor:
-    """Clusters renamed by the labels that the accuracy gives them; those left over come after all labels.
-
-    >>> match_labels(torch.tensor([0, 0, 1, 1]), torch.tensor([5, 5, 3, 3])).tolist()
-    [0, 0, 1, 1]
-    """
+    """Clusters renamed by the labels that the accuracy gives them; those left over come after all labels."""
     from scipy.optimize import linear_sum_assignment
 
     size = 1 + int(torch.maximum(labels.max(), clusters.max()))
@@ -279,12 +275,7 @@ def match_labels(labels: Tensor, clusters: Tensor) -> Tensor:
 
 @torch.no_grad()
 def best_mixture(codes: Tensor, components: int, starts: int, seed: int, ridge: float = MAP_RIDGE) -> GaussianMixture:
-    """The most likely of several mixtures of codes from different starts.
-
-    >>> codes = torch.cat([torch.randn(50, 2), torch.randn(50, 2) + 9])
-    >>> best_mixture(codes, 2, starts=2, seed=0).predict(codes)[:50].unique().numel()
-    1
-    """
+    """The most likely of several mixtures of codes from different starts."""
     # Relative to the variance of codes, so that one ridge suits all models.
     mixture = {"components": components, "reg_covar": ridge * float(codes.var(0).mean())}
     fits = [GaussianMixture(**mixture).fit(codes, generator=stream(seed, "mixture", start)) for start in range(starts)]

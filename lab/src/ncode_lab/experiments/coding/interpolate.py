@@ -141,11 +141,6 @@ def arc(first: Tensor, second: Tensor, steps: int) -> Tensor:
 
 
 def square(a: Tensor, b: Tensor, c: Tensor, steps: int) -> Tensor:
-    """Codes in the plane of three (m,), (steps, steps, m): a top left, b top right, c bottom left.
-
-    >>> square(torch.zeros(1), torch.ones(1), torch.full((1,), 2.0), 2)[..., 0]
-    tensor([[0., 1.],
-            [2., 3.]])
-    """
+    """Codes in the plane of three (m,), (steps, steps, m): a top left, b top right, c bottom left."""
     fraction = torch.linspace(0, 1, steps, device=a.device, dtype=a.dtype)
     return a + fraction[None, :, None] * (b - a) + fraction[:, None, None] * (c - a)

@@ -86,10 +86,6 @@ class Judge:
         weights: The file of the FID network's weights. None: use random features instead.
         precision: Precision of that network's convolutions on CUDA: see `ncode_lab.metrics.Inception`.
 
-    >>> judge = Judge(torch.randint(256, (50, 1, 28, 28), dtype=torch.uint8), None)
-    >>> scores = judge(torch.randint(128, (50, 1, 28, 28), dtype=torch.uint8))
-    >>> judge.names.title, sorted(scores)
-    ('Fréchet distance (random features)', ['distance', 'kernel distance'])
     """
 
     def __init__(self, test: Tensor, weights: Path | None, precision: Precision = "ieee"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
 
 from ncode import InputError
 from ncode.models import PlasticMemory
@@ -189,6 +188,7 @@ class Remember(Task):
 
     def __init__(self, settings: Memory, trial: Trial):
         self.settings, self.trial, self.about = settings, trial, trial.about
+        self.lr = MICONI_LR if trial.model == "lstm-miconi" else settings.lr
         total = settings.episodes if trial.model == "ncode" else settings.rival_episodes
         self.steps = max(1, round(total / settings.batch))
         self.model: nn.Module = build_memory(trial.model, self.about["n"], scale=SCALE, units=settings.units)
@@ -216,9 +216,6 @@ class Remember(Task):
         parts = zip(*(part.split(50) for part in (fresh.stimuli, fresh.query)), strict=True)
         answer = torch.cat([model(stimuli, query) for stimuli, query in parts])
         return {"error": float(bit_error_rate(answer.float(), fresh.target)), "nfe": self.nfe}
-
-    def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return Adam(parameters, lr=MICONI_LR if self.trial.model == "lstm-miconi" else self.settings.lr)
 
     def to(self, device: torch.device) -> None:
         self.device = device
@@ -256,7 +253,21 @@ def few_threads(device: torch.device, n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@torch.no_grad()
+def trajectory(model: PlasticMemory, stimuli: Tensor, query: Tensor, points: int = 11) -> tuple[Tensor, Tensor]:
+    """Times (T,) and states (batch, T, n) through an episode, with steps small enough to plot: `points` per pattern."""
+    duration, theta = model.presentation_time, None
+    inside = torch.linspace(0, duration, points, device=query.device)
+    ts, xs = [], []
+    for number, x in enumerate([*stimuli.unbind(1), query]):
+        sol = model.block.solve(x, theta=theta, save_at=inside, dt=duration / (points - 1))
+        ts.append(number * duration + inside)
+        xs.append(sol.xs)
+        theta = sol.theta
+    return torch.cat(ts), torch.cat(xs, 1)
+
+
 def _episode(model: PlasticMemory, shown: Episodes) -> dict[str, Tensor]:
-    course = model.trajectory(shown.stimuli, shown.query)
+    ts, xs = trajectory(model, shown.stimuli, shown.query)
     about = {"query": shown.query[0], "target": shown.target[0], "order": shown.order[0], "asked": shown.asked}
-    return {"ts": course.ts, "xs": course.xs[0], **about}
+    return {"ts": ts, "xs": xs[0], **about}

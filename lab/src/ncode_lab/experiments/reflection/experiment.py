@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from ncode.block import NCODE
@@ -98,7 +98,7 @@ def build(model: str, hidden: int) -> NCODE:
 
 class _Reflect(Task):
     def __init__(self, settings: Reflection, trial: Trial):
-        self.settings, self.steps = settings, settings.steps
+        self.settings, self.steps, self.lr = settings, settings.steps, settings.lr
         self.evaluate_every = max(1, settings.steps // 10)
         self.model = build(trial.model, settings.hidden)
         self.held_out = torch.linspace(-1, 1, 201)[:, None]
@@ -118,9 +118,6 @@ class _Reflect(Task):
         sol = model.solve(self.held_out)
         error = (sol.x + self.held_out).square().mean()
         return {"error": float(error), "nfe": float(sol.stats.nfe.float().mean())}
-
-    def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return Adam(parameters, lr=self.settings.lr)
 
     def schedule(self, optimiser: Optimizer) -> LRScheduler:
         return CosineAnnealingLR(optimiser, self.steps)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from ncode import InputError, Solution
@@ -144,10 +144,6 @@ class Lienard(Dynamics):
     """dx/dt = mu (x - x^3 / 3 - theta), where theta is the control and mu > 0 is learnt.
 
     `drive` is the oscillator's other half, dtheta/dt = x / mu, for a closed loop.
-
-    >>> field = Lienard(2.0)
-    >>> field(torch.zeros(1), torch.ones(1, 1), {"theta": torch.zeros(1, 1)}).detach()
-    tensor([[1.3333]])
     """
 
     shared_control = True
@@ -203,7 +199,7 @@ class FitOscillation(Task):
     """Mean squared error at times of a span that grows."""
 
     def __init__(self, settings: VanDerPol, trial: Trial):
-        self.settings, self.steps = settings, settings.steps
+        self.settings, self.steps, self.lr = settings, settings.steps, settings.lr
         low, high = (math.log(bound) for bound in GUESS)
         share = float(torch.rand((), generator=stream(trial.seed, "vanderpol", "guess")))
         torch.manual_seed(trial.seed)
@@ -228,9 +224,6 @@ class FitOscillation(Task):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Oscillator)
         return score(model, self.record)
-
-    def optimiser(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return Adam(parameters, lr=self.settings.lr)
 
     def schedule(self, optimiser: Optimizer) -> LRScheduler:
         """Constant while the span grows, then falling to 0."""
