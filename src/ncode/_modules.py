@@ -24,21 +24,13 @@ _KERNELS = {"1x1 in": "conv_in", "3x3": "conv_3x3", "1x1 out": "conv_out"}
 
 
 def format_shape(shape: Shape) -> str:
-    """Return a shape as text.
-
-    >>> format_shape((3, None))
-    '(3, any)'
-    """
+    """Return a shape as text, such as "(3, any)"."""
     sizes = ["any" if size is None else str(size) for size in shape]
     return f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
 
 
 def format_shapes(shapes: Shapes) -> str:
-    """Return named shapes as text.
-
-    >>> format_shapes({"weight": (3, 2), "image": (1, None, None)})
-    "'weight' (3, 2), 'image' (1, any, any)"
-    """
+    """Return named shapes as text, such as "'weight' (3, 2), 'image' (1, any, any)"."""
     return ", ".join(f"{name!r} {format_shape(shape)}" for name, shape in shapes.items()) or "none"
 
 

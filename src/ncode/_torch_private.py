@@ -10,21 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import _set_fwd_grad_enabled as forward_mode_enabled
-from torch.utils import _pytree as pytree
-
-__all__ = [
-    "backward_keeps_graph",
-    "compile_graph",
-    "forward_mode_enabled",
-    "is_dual",
-    "is_mapped",
-    "is_symbolic",
-    "is_transforming",
-    "pytree",
-    "stride_order_op",
-    "trace",
-]
+from torch.autograd.forward_ad import _set_fwd_grad_enabled as forward_mode_enabled  # noqa: F401
+from torch.utils import _pytree as pytree  # noqa: F401
 
 
 def is_transforming() -> bool:

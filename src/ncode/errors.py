@@ -34,28 +34,23 @@ class Status(enum.IntEnum):
     'needed more than max_steps steps; raise max_steps, loosen rtol and atol, or shorten the interval'
     """
 
-    sentence: str
+    OK = 0
+    MAX_STEPS = 1
+    STEP_TOO_SMALL = 2
+    NOT_FINITE = 3
 
-    OK = 0, "reached t1"
-    MAX_STEPS = (
-        1,
-        "needed more than max_steps steps; raise max_steps, loosen rtol and atol, or shorten the interval",
-    )
-    STEP_TOO_SMALL = (
-        2,
-        "needed a step smaller than time can resolve; the solution may blow up or be stiff there,"
-        " or rtol and atol are too tight for this precision",
-    )
-    NOT_FINITE = (
-        3,
-        "met a value that is not finite; the dynamics returned nan or inf, or the solution overflowed",
-    )
+    @property
+    def sentence(self) -> str:
+        return _SENTENCES[self]
 
-    def __new__(cls, code: int, sentence: str) -> Status:
-        member = int.__new__(cls, code)
-        member._value_ = code
-        member.sentence = sentence
-        return member
+
+_SENTENCES = (
+    "reached t1",
+    "needed more than max_steps steps; raise max_steps, loosen rtol and atol, or shorten the interval",
+    "needed a step smaller than time can resolve; the solution may blow up or be stiff there, or rtol and atol are too"
+    " tight for this precision",
+    "met a value that is not finite; the dynamics returned nan or inf, or the solution overflowed",
+)
 
 
 class InputError(ValueError):

@@ -179,11 +179,9 @@ def from_data(data: Any, allow_imports: Sequence[str] | None = ()) -> Any:
 
 
 def _name_of(thing: Any) -> str:
-    for name, other in _registered.items():
+    for name, other in {**_registered, **_public_classes()}.items():
         if other is thing:
             return name
-    if _public_classes().get(f"ncode.{thing.__name__}") is thing:
-        return f"ncode.{thing.__name__}"
     module = sys.modules.get(thing.__module__)
     if thing.__module__ == "__main__" or _attribute(module, thing.__qualname__) is not thing:
         raise InputError(

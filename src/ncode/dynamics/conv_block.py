@@ -128,11 +128,7 @@ def apply_padded(y: Tensor, layers: Sequence[Layer], rho: Callable[[Tensor], Ten
 
 
 def pad(w: Tensor, *dims: int) -> Tensor:
-    """Append zeros along these dimensions, up to the next multiple of 8.
-
-    >>> pad(torch.ones(13, 125, 3, 3), 0, 1).shape
-    torch.Size([16, 128, 3, 3])
-    """
+    """Append zeros along these dimensions, up to the next multiple of 8."""
     ends = [-size % MULTIPLE if dim in dims else 0 for dim, size in enumerate(w.shape)]
     return F.pad(w, [part for end in reversed(ends) for part in (0, end)])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
@@ -40,18 +39,17 @@ class ClassifierOutput(NamedTuple):
     @property
     def nfe(self) -> Tensor:
         """Evaluations of the dynamics in forward, summed over blocks, (batch,)."""
-        return self._sum([solution.stats.nfe for solution in self.solutions])
+        return self._sum("nfe")
 
     @property
     def nfe_backward(self) -> Tensor:
         """Evaluations in backward, once it has run, (batch,); 0 where a graph was kept instead."""
-        counts = [solution.stats.nfe_backward for solution in self.solutions]
-        return self._sum([count for count in counts if count is not None])
+        return self._sum("nfe_backward")
 
     @property
     def rejected(self) -> Tensor:
         """Rejected steps, summed over blocks, (batch,)."""
-        return self._sum([solution.stats.rejected for solution in self.solutions])
+        return self._sum("rejected")
 
     @property
     def cost(self) -> Tensor:
@@ -59,19 +57,9 @@ class ClassifierOutput(NamedTuple):
         costs = [solution.cost for solution in self.solutions if solution.cost is not None]
         return torch.where(self.ok, torch.stack(costs).sum(0), 0) if costs else torch.zeros_like(self.logits[:, 0])
 
-    @property
-    def control_norm(self) -> Tensor:
-        """The norm of each sample's control, (batch,); 0 where all samples share their control."""
-        squares = torch.zeros_like(self.logits[:, 0], dtype=torch.float32)
-        for solution in self.solutions:
-            for value in solution.theta.values():
-                if value.stride(0):  # a shared control is an expanded view, of stride 0
-                    norm = torch.linalg.vector_norm(value.detach().flatten(1), dim=1, dtype=torch.float32)
-                    squares = squares + norm.square()
-        return squares.sqrt()
-
-    def _sum(self, counts: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(counts)).sum(0) if counts else torch.zeros_like(self.ok, dtype=torch.long)
+    def _sum(self, name: str) -> Tensor:
+        counts = [getattr(solution.stats, name) for solution in self.solutions]
+        return sum((count for count in counts if count is not None), torch.zeros_like(self.ok, dtype=torch.long))
 
 
 class ImageClassifier(Configurable, Pretrained, ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +10,6 @@ from torch import Tensor, nn
 from ..block import NCODE
 from ..control import Hebbian
 from ..dynamics import Recurrent
-
-
-class MemoryTrajectory(NamedTuple):
-    """x(t) through an episode."""
-
-    ts: Tensor  # (T,), from 0 to the end of the query
-    xs: Tensor  # (batch, T, n)
 
 
 class PlasticMemory(nn.Module):
@@ -53,16 +46,3 @@ class PlasticMemory(nn.Module):
     def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
         """x at the end of the query, for stimuli (batch, P, n) and query (batch, n)."""
         return self.block.episode(torch.cat([stimuli, query[:, None]], 1)).x
-
-    @torch.no_grad()
-    def trajectory(self, stimuli: Tensor, query: Tensor, points: int = 11) -> MemoryTrajectory:
-        """x(t) through a whole episode at `points` times per presentation, with steps small enough to plot."""
-        duration = self.presentation_time
-        inside = torch.linspace(0, duration, points, device=query.device)
-        ts, xs, theta = [], [], None
-        for number, x in enumerate([*stimuli.unbind(1), query]):
-            sol = self.block.solve(x, theta=theta, save_at=inside, dt=duration / (points - 1))
-            ts.append(number * duration + inside)
-            xs.append(sol.xs)
-            theta = sol.theta
-        return MemoryTrajectory(torch.cat(ts), torch.cat(xs, 1))

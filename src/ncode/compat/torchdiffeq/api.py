@@ -11,17 +11,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from .events import attach_time_gradient, crossing_function, find_event
-from .system import (
-    Func,
-    Leaves,
-    State,
-    System,
-    adjoint_tolerance,
-    check_adjoint,
-    final_leaves,
-    make_system,
-    saved_leaves,
-)
+from .system import Func, Leaves, State, System, adjoint_tolerance, check_adjoint, leaves_of, make_system
 
 FIRST_ONLY = "this gradient has first derivatives only (create_graph=False)"
 AUTOGRAD = 'for second ones, use odeint with options={"gradient": "autograd"}'
@@ -100,12 +90,9 @@ def odeint_adjoint(
     >>> bool((a.grad - a.detach().exp()).abs() < 1e-5)
     True
     """
-    for parameter in () if adjoint_params is None else adjoint_params:
-        if not isinstance(parameter, Tensor):
-            raise InputError(
-                f"adjoint_params must be tensors; given {type(parameter).__name__}: leave adjoint_params out, since"
-                " parameters are found automatically"
-            )
+    wrong = [type(parameter).__name__ for parameter in adjoint_params or () if not isinstance(parameter, Tensor)]
+    if wrong:
+        raise InputError(f"adjoint_params must be tensors; given {wrong[0]}: leave them out, all parameters are found")
     rtol, atol = adjoint_tolerance("rtol", rtol, adjoint_rtol), adjoint_tolerance("atol", atol, adjoint_atol)
     system, leaves = make_system(func, y0, method, rtol, atol, options, "adjoint")
     check_adjoint(method, options, adjoint_method, adjoint_options)
@@ -164,7 +151,8 @@ def _odeint(system: System, y0: Leaves, t: Any, event_fn: Any) -> Any:
     elif system.fixed and system.step_size is None:
         when, values = None, _solve_on_grid(system, y0, t)
     else:
-        when, values = None, saved_leaves(system.solve(y0, *_ends(t), dt=system.step_size, save_at=t))
+        solution = system.solve(y0, *_ends(t), dt=system.step_size, save_at=t)
+        when, values = None, leaves_of(solution.xs, solution.thetas)
     if system.arguments["gradient"] != "autograd":
         values = _forbid_double_backward(f"{FIRST_ONLY}: {AUTOGRAD}", values)
     return system.nest(values) if when is None else (when, system.nest(values))
@@ -181,9 +169,10 @@ def _solve_until_event(system: System, y0: Leaves, t: Tensor, event_fn: Any) -> 
     positive = crossing_function(event_fn, system, t[0].detach(), y0)
     begin, away = t.detach().tolist()
     when, found = find_event(system, positive, y0, begin, away - begin)
-    solved = final_leaves(system.solve(y0, _ends(t)[0], when, dt=system.step_size))
+    solution = system.solve(y0, _ends(t)[0], when, dt=system.step_size)
     # The value is that of the dense solution, on which event_fn is zero to the last digit.
-    last = [leaf + (value - leaf).detach() for leaf, value in zip(solved, found, strict=True)]
+    solved = zip(leaves_of(solution.x, solution.theta), found, strict=True)
+    last = [leaf + (value - leaf).detach() for leaf, value in solved]
     values = tuple(torch.stack([first, leaf]) for first, leaf in zip(y0, last, strict=True))
     return torch.tensor(when, dtype=t.dtype, device=t.device), values
 
@@ -193,18 +182,18 @@ def _solve_on_grid(system: System, y0: Leaves, t: Tensor) -> Leaves:
     make = system.grid
     if make is None and system.arguments["gradient"] != "adjoint" and not t.requires_grad and _is_uniform(t):
         begin, away = _ends(t)
-        return saved_leaves(system.solve(y0, begin, away, dt=abs(away - begin) / (len(t) - 1), save_at=t))
+        solution = system.solve(y0, begin, away, dt=abs(away - begin) / (len(t) - 1), save_at=t)
+        return leaves_of(solution.xs, solution.thetas)
     grid = t if make is None else _check_grid(make(system.func, system.nest(y0), t), t)
     sign = torch.sign(t[-1] - t[0]).detach()
-    rows = [tuple(leaf[None] for leaf in y0)]
-    y = y0
+    y, rows = y0, [tuple(leaf[None] for leaf in y0)]
     lengths = grid.detach().double().diff().abs().tolist()
     pairs = pairwise(grid if grid.requires_grad else grid.tolist())
     for (a, b), length in zip(pairs, lengths, strict=True):
         passed = t[((t - a) * sign > 0) & ((t - b) * sign <= 0)]
         solution = system.solve(y, a, b, dt=length, save_at=passed)
-        y = final_leaves(solution)
-        rows.append(saved_leaves(solution))
+        y = leaves_of(solution.x, solution.theta)
+        rows.append(leaves_of(solution.xs, solution.thetas))
     return tuple(torch.cat(leaves) for leaves in zip(*rows, strict=True))
 
 
@@ -239,22 +228,14 @@ def _check_grid(grid: Any, t: Tensor) -> Tensor:
     return grid
 
 
-class _ForbidDoubleBackward(torch.autograd.Function):
-    """The identity, which raises for second derivatives."""
-
-    @staticmethod
-    def forward(ctx: Any, sentence: str, *leaves: Tensor) -> Leaves:
-        ctx.sentence = sentence
-        ctx.set_materialize_grads(False)
-        return tuple(leaf.clone() for leaf in leaves)  # views could not be changed in place by the caller
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        # Gradients are enabled in backward only with create_graph=True.
-        if torch.is_grad_enabled():
-            raise InputError(ctx.sentence)
-        return (None, *grads)
-
-
 def _forbid_double_backward(sentence: str, leaves: Leaves) -> Leaves:
-    return _ForbidDoubleBackward.apply(sentence, *leaves) if any(leaf.requires_grad for leaf in leaves) else leaves
+    def refuse(grad: Tensor) -> None:
+        if torch.is_grad_enabled():  # in backward, only with create_graph=True
+            raise InputError(sentence)
+
+    # Copies, since views could not be changed in place by the caller.
+    leaves = tuple(leaf.clone() if leaf.requires_grad else leaf for leaf in leaves)
+    for leaf in leaves:
+        if leaf.requires_grad:
+            leaf.register_hook(refuse)
+    return leaves

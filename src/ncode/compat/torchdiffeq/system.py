@@ -200,15 +200,9 @@ def _check_function(func: Any) -> None:
             )
 
 
-def final_leaves(solution: Solution) -> Leaves:
-    """The leaves at t1."""
-    return tuple(leaf[0] for leaf in (solution.x, *(solution.theta or ())))
-
-
-def saved_leaves(solution: Solution) -> Leaves:
-    """The leaves at the saved times, (T, ...)."""
-    assert solution.xs is not None
-    return tuple(leaf[0] for leaf in (solution.xs, *(solution.thetas or ())))
+def leaves_of(x: Any, theta: Any) -> Leaves:
+    """The leaves of y, from the x and theta of the batch of one."""
+    return tuple(leaf[0] for leaf in (x, *(theta or ())))
 
 
 def slope_of(func: Func, nested: bool, t: Tensor, y: Leaves) -> Leaves:
@@ -234,8 +228,7 @@ def _fit(k: Any, y: Tensor) -> Tensor:
 
 def _first(func: Func, nested: bool, cache: list[Any], t: Tensor, x: Tensor, theta: Any) -> Tensor:
     """dx/dt; dtheta/dt of the same evaluation is cached for `_others`."""
-    y = tuple(leaf[0] for leaf in (x, *(theta or ())))
-    first, *others = (k[None] for k in slope_of(func, nested, t[0], y))
+    first, *others = (k[None] for k in slope_of(func, nested, t[0], leaves_of(x, theta)))
     if others:
         cache[:] = [t, x, tuple(others)]
     return first

@@ -8,6 +8,9 @@ over the batch is decomposed: batched products into sums, tanh into a ratio of p
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,21 +19,6 @@ from ..._torch_private import stride_order_op
 SMALL = 512  # samples of at most this many numbers are stored with the batch last
 
 _aten = torch.ops.aten
-_VIEWS = {
-    _aten.view.default,
-    _aten._unsafe_view.default,
-    _aten.unsqueeze.default,
-    _aten.squeeze.default,
-    _aten.squeeze.dim,
-    _aten.expand.default,
-    _aten.permute.default,
-    _aten.transpose.int,
-    _aten.t.default,
-    _aten.select.int,
-    _aten.slice.Tensor,
-    _aten.detach.default,
-    _aten.alias.default,
-}
 
 
 def to_batch_last(tensor: Tensor) -> Tensor:
@@ -51,7 +39,7 @@ def force_batch_last(graph: torch.fx.GraphModule, batch: int) -> None:
 
     for node in list(graph.graph.nodes):
         value = node.meta.get("val")
-        if node.op != "call_function" or node.target in _VIEWS or not isinstance(value, Tensor):
+        if node.op != "call_function" or _is_view(node.target) or not isinstance(value, Tensor):
             continue
         shape = tuple(value.shape)
         if shape[:1] != (batch,) or not _is_small(value.device, shape):
@@ -68,10 +56,11 @@ def force_batch_last(graph: torch.fx.GraphModule, batch: int) -> None:
 
 
 def _is_small(device: torch.device, shape: tuple[int, ...]) -> bool:
-    numbers = 1
-    for size in shape[1:]:
-        numbers *= size
-    return device.type == "cpu" and len(shape) > 1 and shape[0] > 1 and 1 < numbers <= SMALL
+    return device.type == "cpu" and len(shape) > 1 and shape[0] > 1 and 1 < math.prod(shape[1:]) <= SMALL
+
+
+def _is_view(operation: Any) -> bool:
+    return operation is _aten._unsafe_view.default or getattr(operation, "is_view", False)
 
 
 def _strides(shape: tuple[int, ...]) -> list[int]:
