@@ -256,6 +256,13 @@ def test_a_step_with_fixed_steps_can_be_recorded_for_it_looks_at_no_value(name, 
     assert all(p.grad is not None for p in model.parameters())
 
 
+def test_a_block_saved_before_the_field_moved_to_the_lab_loads(tmp_path):
+    block = ncode.NCODE(WeighedConv(4, hidden=6, rank=2))
+    block.save_pretrained(tmp_path)
+    assert '"class": "ncode.WeighedConv"' in (tmp_path / "config.json").read_text()
+    assert isinstance(ncode.NCODE.from_pretrained(tmp_path).dynamics, WeighedConv)
+
+
 def test_blocks_are_solved_as_told():
     settings = small("ncode", solver="rk4", steps=4, compile=True).block.settings.options
     assert (settings.method, settings.dt, settings.gradient, settings.compile) == ("rk4", 0.25, "discrete", True)

@@ -31,10 +31,6 @@ class ClassifierNet(ImageClassifier):
         rank: Rank of each sample's own convolution: see `WeighedConv`.
         scale: Size of the part of the control that depends on the data: see `OpenLoop`.
         method, steps: Method of the solver, and number of equal steps in each block.
-
-    >>> model = ClassifierNet((3, 16, 16), widths=(8, 16))
-    >>> model(torch.zeros(2, 3, 16, 16, dtype=torch.uint8)).shape
-    torch.Size([2, 10])
     """
 
     def __init__(
@@ -125,6 +121,9 @@ class WeighedConv(Dynamics):
             y = y + own.unflatten(1, x.shape[1:3]).permute(0, 3, 1, 2)
         gain, bias = (_at(t, theta[name]).to(y.dtype) for name in ("gain", "bias"))
         return self.last(F.relu(torch.addcmul(bias, 1 + gain, y)))
+
+
+ncode.register(WeighedConv, name="ncode.WeighedConv")
 
 
 def _conv(before: int, after: int, stride: int = 1) -> nn.Conv2d:
