@@ -14,12 +14,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-library test-lab fuzz lint format bench clean
+.PHONY: help demo check test test-fast test-library test-lab fuzz lint format bench clean
 
 help:
 	@echo "make demo          run three small experiments and write a report of them (out/demo/report.html)"
 	@echo "make check         lint and the fast tests: run it while you work (about 90 seconds)"
 	@echo "make test          lint and all tests: what CI runs (under 8 minutes on 2 cores)"
+	@echo "make test-fast     the fast tests alone"
 	@echo "make test-library  the tests of the library, with the lab hidden from them"
 	@echo "make test-lab      the tests of the lab"
 	@echo "make fuzz          the property tests, with new random examples and more of them"
@@ -31,7 +32,11 @@ help:
 demo: $(VENV)/with-lab
 	$(BIN)/ncode demo
 
-check: lint
+# Side by side, since the type checker uses one core.
+check: $(VENV)/with-dev
+	@$(MAKE) --no-print-directory -j 2 lint test-fast
+
+test-fast: $(VENV)/with-dev
 	$(BIN)/python -m pytest $(PYTEST) -m "not slow"
 
 test: lint test-library test-lab
@@ -68,7 +73,8 @@ clean:
 	find . \( -name __pycache__ -o -name '*.egg-info' -o -name .pytest_cache -o -name .ruff_cache -o -name .hypothesis \
 		-o -name .import_linter_cache \) -type d -prune -exec rm -rf {} +
 
-# .venv/with-lab, with-dev and with-bench record what is installed: a change of pyproject.toml or constraints.txt installs again.
+# The files .venv/with-lab, with-dev and with-bench record what is installed; a change of pyproject.toml or
+# constraints.txt installs it again.
 INSTALL_lab   := . ./lab
 INSTALL_dev   := .[dev] ./lab[all]
 INSTALL_bench := .[bench]
