@@ -69,11 +69,6 @@ class Experiment(ABC):
         columns: The metrics that tables show.
         paper: The paper's own numbers.
         retired: Settings of earlier versions, with the value that is now fixed.
-
-    >>> from ncode_lab.experiments import find
-    >>> settings = find("reflection").preset("smoke")
-    >>> settings.steps, [trial.name for trial in settings.trials(seeds=[0])][0]
-    (3, 'node-reflection-seed-0')
     """
 
     name: ClassVar[str]

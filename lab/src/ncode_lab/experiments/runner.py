@@ -15,16 +15,9 @@ from .base import Experiment, Finished
 
 
 def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path | None = None) -> Path:
-    """Run every trial that has no result yet, then draw.
+    """Run every trial that has no result yet, then draw. Returns the run's folder.
 
-    Args:
-        experiment: The experiment with its settings.
-        preset: The name of the preset that the settings started from.
-        options: How to run it.
-        folder: The folder of a run to resume. Default: a new one.
-
-    Returns:
-        The run's folder.
+    `preset` is the name of the preset that the settings started from, and `folder` that of a run to resume.
 
     >>> import tempfile
     >>> from ncode_lab.experiments import find, run

@@ -45,19 +45,12 @@ class SweepOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(SweepOptions):
-    """A sweep of an experiment.
+    """A sweep of an experiment."""
 
-    Attributes:
-        base: The settings that the grid changes.
-        preset: The name of the preset that they started from.
-        grid: Values of each setting.
-        options: How each point is run; the sweep's folder goes to `options.out`.
-    """
-
-    base: Experiment
-    preset: str
-    grid: Mapping[str, tuple[Any, ...]]
-    options: RunOptions = field(default_factory=RunOptions)
+    base: Experiment  # the settings that the grid changes
+    preset: str  # the name of the preset that they started from
+    grid: Mapping[str, tuple[Any, ...]]  # values of each setting
+    options: RunOptions = field(default_factory=RunOptions)  # of each point; the sweep's folder goes to `options.out`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metric", self.metric or self.base.columns[0].metric)
@@ -159,12 +152,7 @@ def _table(plan: Sweep, values: Mapping[str, float]) -> str:
 
 
 def read_grid(kind: type[Experiment], arguments: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """A grid from command-line arguments, in the types of the settings.
-
-    >>> from ncode_lab.experiments import find
-    >>> read_grid(find("reflection"), ["lr=0.01,0.02", "models=node,open-loop+closed-loop"])
-    {'lr': (0.01, 0.02), 'models': (('node',), ('open-loop', 'closed-loop'))}
-    """
+    """A grid from command-line arguments such as "lr=0.01,0.02", in the types of the settings."""
     if not arguments:
         raise InputError("say which settings to sweep: --grid SETTING=VALUE,VALUE ...")
     hints, known = get_type_hints(kind), [setting.name for setting in fields(kind)]

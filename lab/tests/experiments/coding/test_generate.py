@@ -209,14 +209,14 @@ def test_samples_do_not_depend_on_the_units_of_a_models_codes(tmp_path, monkeypa
     plain = results(run(settings, "smoke", options))["ae"]["metrics"]
 
     def rescaled(self, trial, context, trained=Generate.trained):
-        found = trained(self, trial, context)
+        model, seconds = trained(self, trial, context)
         with torch.no_grad():
-            factors, scale = torch.logspace(-3, 2, found.model.code.out_features), found.model.decoder.scale
-            for each in (found.model.code.weight.T, found.model.code.bias, scale.running_mean):
+            factors, scale = torch.logspace(-3, 2, model.code.out_features), model.decoder.scale
+            for each in (model.code.weight.T, model.code.bias, scale.running_mean):
                 each.mul_(factors)
             # Batch norm adds eps to a variance, in no units.
             scale.running_var.add_(scale.eps).mul_(factors**2).sub_(scale.eps)
-        return found
+        return model, seconds
 
     monkeypatch.setattr(Generate, "trained", rescaled)
     scaled = results(run(settings, "smoke", options))["ae"]["metrics"]

@@ -149,9 +149,8 @@ _TRAJECTORIES = (
     " N-CODE cross in the plane. Each panel has a scale of its own."
 )
 _FIELDS = (
-    "The vector fields that an inner point (top) and an outer point (bottom) meet half-way, and their ways through the"
-    " plane. Both meet the same field in the NODE; N-CODE has one for each. For ANODE: the part in the plane, where the"
-    " point is in the other dimensions."
+    "The vector fields that an inner point (top) and an outer point (bottom) meet half-way, and their trajectories."
+    " Both meet the same field in the NODE; N-CODE has one for each. For ANODE: the part of the field in the plane."
 )
 _FLOWS = (
     "The field of an inner point (top) and of an outer one (bottom) as time goes on: under closed-loop control it"

@@ -48,11 +48,7 @@ class Classifier(nn.Module):
 def build(model: str, width: int, hidden: int = 6, tolerance: float = TOLERANCE) -> Classifier:
     """A classifier with the controller of that name.
 
-    Args:
-        model: Its name.
-        width: Units in each of the two hidden layers of NODE and ANODE, or in the hidden layer of gamma and g.
-        hidden: Hidden units of the field that N-CODE controls.
-        tolerance: Relative and absolute tolerance of dopri5.
+    NODE and ANODE have two hidden layers of `width` units, gamma and g one; the field of N-CODE has `hidden` units.
     """
 
     def trunk() -> nn.Module:

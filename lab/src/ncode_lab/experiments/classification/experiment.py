@@ -16,7 +16,7 @@ from ...precision import tf32
 from ...training import Column, Reported, Result, Trial, TrialContext
 from ..base import Experiment, Finished, Picture
 from ..common import Curves, check_choices, check_not_negative, check_positive, file_name
-from .models import CONTROLLED, MODELS, TOLERANCE, WIDTHS, ClassifierSettings, Model
+from .models import CONTROLLED, MODELS, NETWORKS, TOLERANCE, WIDTHS, ClassifierSettings, Model
 from .training import DATASETS, REGIMES, Classify, Dataset, Recipe, RegimeName, measure
 
 CAPTION = (
@@ -159,7 +159,7 @@ class Classification(ClassifierSettings, Experiment):
                 model.save_pretrained(context.folder / "pretrained")
             test = sets.test.take(slice(0, self.test_images or None)).to(context.device)
             found = measure(model, test.images, test.labels, self.recipe.batch)
-            if has_flow(trial.model) and not is_network(trial.model):
+            if trial.model not in ("gamma-alone", *NETWORKS):
                 changes = self.adaptive(trial.model)
                 again = measure(model, test.images, test.labels, self.recipe.batch, **changes) if changes else found
                 found |= {f"{name} by dopri5": again[name] for name in ("accuracy", "nfe", "failed")}
@@ -168,7 +168,7 @@ class Classification(ClassifierSettings, Experiment):
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """The figure of appendix C.2 with all models; networks of blocks have a figure of their own."""
-        return _pictures([("networks" if is_network(done.trial.model) else "", done.result) for done in finished])
+        return _pictures([("networks" if done.trial.model in NETWORKS else "", done.result) for done in finished])
 
     @classmethod
     def redraw(cls, results: Sequence[Result]) -> list[Picture]:
@@ -192,7 +192,7 @@ class Classification(ClassifierSettings, Experiment):
 
     def adaptive(self, model: str) -> dict[str, Any]:
         """Solver options that replace fixed steps by dopri5; empty if the model uses it anyway."""
-        if self.solver == "dopri5" or is_network(model) or not has_flow(model):
+        if self.solver == "dopri5" or model in ("gamma-alone", *NETWORKS):
             return {}
         return {**ClassifierSettings().solver_options(), "dt": None, "gradient": "discrete"}
 
@@ -204,7 +204,7 @@ class Classification(ClassifierSettings, Experiment):
 def label_of(settings: Classification, model: str) -> str:
     """The label of a model's rows in tables: data set, regime, and the relevant settings that are not the default."""
     parts = [settings.dataset, *(["modern"] if settings.regime == "modern" else [])]
-    if is_network(model):
+    if model in NETWORKS:
         parts.append("networks")
     recipe, regime, zeros = settings.recipe, REGIMES[settings.regime], 10 if settings.dataset == "cifar10" else 5
     usual = {field.name: field.default for field in fields(settings)}
@@ -227,22 +227,13 @@ def relevant_settings(model: str) -> tuple[str, ...]:
     anode-wide has no gamma, but its size is that of ncode. Networks of blocks have a gamma of their own.
     """
     trained = ("weight_decay", "label_smoothing", "clip")
-    if is_network(model):
+    if model in NETWORKS:
         return ("control_cost", "kinetic_cost", *trained)
-    if not has_flow(model):
+    if model == "gamma-alone":
         return ("gamma", "hidden", "dropout", *trained)
     gamma = ("gamma", "hidden") if model in CONTROLLED or model == "anode-wide" else ()
     control = ("dropout", "scale", "control_cost") if model in CONTROLLED else ()
     return (*gamma, *control, "kinetic_cost", *trained, "filters", *(() if model == "node" else ("zeros",)))
-
-
-def is_network(model: str) -> bool:
-    """Whether a model has several blocks. Networks are compared with each other, not with single blocks."""
-    return "-net" in model
-
-
-def has_flow(model: str) -> bool:
-    return model != "gamma-alone"
 
 
 def _pictures(named: Sequence[tuple[str, Result]]) -> list[Picture]:

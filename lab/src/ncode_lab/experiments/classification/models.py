@@ -24,6 +24,7 @@ OneBlock = Literal["node", "anode", "anode-wide", "data-control", "ncode", "ncod
 Network = Literal["ncode-net", "static-net", "static-net-wide"]
 Model = Literal[OneBlock, Network]
 MODELS: tuple[Model, ...] = get_args(Model)
+NETWORKS: tuple[Network, ...] = get_args(Network)  # several blocks: compared with each other, not with single blocks
 CONTROLLED = {
     "ncode": ("conv_in", "conv_3x3", "conv_out"),
     "ncode-3x3": ("conv_3x3",),
@@ -121,10 +122,6 @@ def build_classifier(
     - gamma-alone: a linear map of gamma's features, without a flow.
     - ncode-net: three blocks with down-sampling between them; static-net: the same with a control that all samples
       share; static-net-wide: static-net with about as many parameters as ncode-net.
-
-    >>> anode = build_classifier("anode", (3, 32, 32))
-    >>> sum(p.numel() for p in anode.parameters())  # as in its own paper
-    172452
     """
     check_choice("model", name, MODELS)
     settings = ClassifierSettings() if settings is None else settings

@@ -169,7 +169,7 @@ class Cluster(Coding):
         if trial.model == PIXELS:
             context.parameters, model = 0, None
         else:
-            model = self.trained(trial, context).model
+            model, _ = self.trained(trial, context)
         labels, codes = test.labels.cpu(), self._codes(model, test, trial.model)
         shown = dict.fromkeys(self.ways, test.float().flatten(1) if model is None else codes) | {"mixture": codes}
         if "map" in self.ways:

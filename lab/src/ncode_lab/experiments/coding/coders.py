@@ -44,11 +44,7 @@ ARCHITECTURES["fashion-mnist"] = ARCHITECTURES["mnist"]
 
 
 def architecture(dataset: str, width: float = 1.0) -> Architecture:
-    """The paper's architecture for "mnist", "fashion-mnist", "cifar10" or "celeba", with `width` times the filters.
-
-    >>> architecture("cifar10").down, architecture("cifar10", width=0.5).down
-    ((256, 512, 1024), (128, 256, 512))
-    """
+    """The paper's architecture for "mnist", "fashion-mnist", "cifar10" or "celeba", with `width` times the filters."""
     paper = ARCHITECTURES[check_choice("data set", dataset, ARCHITECTURES)]
     check_number("width", width, low=0.0, strict=True)
     down, up = (tuple(max(8, round(width * filters)) for filters in sizes) for sizes in (paper.down, paper.up))
@@ -85,12 +81,8 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
     """Map codes (batch, latent) to images (batch, channels, size, size) between 0 and 1.
 
-    Args:
-        architecture: Sizes of the layers.
-        latent: Dimensions of codes.
-        standardise: Whether each component of a code is first normalised to mean 0 and deviation 1, over the batch in
-            training and by running statistics later. The codes of a flow lie close together around its start, which
-            would make training slow.
+    With `standardise`, each component of a code is first normalised to mean 0 and deviation 1, over the batch in
+    training and by running statistics later: the codes of a flow lie close together, which would make training slow.
     """
 
     def __init__(self, architecture: Architecture, latent: int, standardise: bool = True):

@@ -114,12 +114,8 @@ def draw_scores(
 ) -> Figure:
     """A score against components or widths: one colour per model, solid for the paper's protocol, dashed for honest.
 
-    Args:
-        scores: Scores of each model and protocol, "paper" and "honest".
-        floors: The score of images that were only coded and decoded, by model.
-        axis: Label of the horizontal axis.
-        score: Label of the vertical axis.
-        paper: The paper's own numbers, by model.
+    `floors` are scores of images that were only coded and decoded, and `paper` the paper's own numbers, by model; axis
+    and score are labels of the axes.
     """
     figure = new_figure(1, 1, width=6.4, height=3.9)
     panel = figure.subplots()

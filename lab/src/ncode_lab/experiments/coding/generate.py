@@ -145,7 +145,7 @@ class Generate(Scored):
         return super().trials(seeds)
 
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
-        model = self.trained(trial, context).model
+        model, _ = self.trained(trial, context)
         sets = self.sets().to(context.device)
         scoring = _Scoring(self, trial, context, model, sets, self.judge(sets.test.images, context), {}, {})
         metrics = scoring.scores("floor", decode(model, encode(model, sets.test)))
@@ -166,7 +166,9 @@ class Generate(Scored):
         first = first_seeds(finished)
         pictures = []
         for protocol in self.protocols:
-            samples = {model: self._samples(done, protocol) for model, done in first.items()}
+            keys = {f"{count:,} components": f"{protocol} {count}" for count in self.components}
+            saved = {model: done.load("samples") for model, done in first.items()}
+            samples = {model: {name: saved[model][key] for name, key in keys.items()} for model in first}
             caption = f"Images drawn from mixtures of {_CODES[protocol]} by number of components, one model per row."
             pictures.append(Picture(f"samples-{protocol}", draw_samples(samples), caption))
         pictures += score_pictures([done.result for done in finished], self.paper)
@@ -187,10 +189,6 @@ class Generate(Scored):
     def largest(self) -> tuple[int, ...]:
         """The two largest mixtures, whose samples are compared with test images."""
         return tuple(sorted(self.components)[-2:])
-
-    def _samples(self, done: Finished, protocol: str) -> dict[str, Tensor]:
-        saved = done.load("samples")
-        return {f"{count:,} components": saved[f"{protocol} {count}"] for count in self.components}
 
     def _neighbours(self, done: Finished) -> dict[str, Any]:
         from .figures import Neighbours

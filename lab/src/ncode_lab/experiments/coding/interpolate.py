@@ -78,7 +78,7 @@ class Interpolate(Scored):
         return super().trials(seeds)
 
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
-        model = self.trained(trial, context).model
+        model, _ = self.trained(trial, context)
         test = self.sets().test.to(context.device)
         codes = encode(model, test)
         order = torch.randperm(len(codes), generator=stream(0, "pairs")).to(codes.device)

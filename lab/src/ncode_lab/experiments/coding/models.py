@@ -115,18 +115,7 @@ class AutoencoderSettings:
 
 
 def build_autoencoder(kind: str, settings: AutoencoderSettings, seed: int = 0) -> Autoencoder:
-    """A new autoencoder.
-
-    Args:
-        kind: auton-code, ae, ae-wide (twice the dimensions), vae, sparse or denoising.
-        settings: Its settings.
-        seed: Seed of AutoN-CODE's sparsity pattern and of its x(0).
-
-    >>> import torch
-    >>> model = build_autoencoder("auton-code", AutoencoderSettings("mnist", width=0.1))
-    >>> model(torch.rand(2, 1, 28, 28)).shape
-    torch.Size([2, 1, 28, 28])
-    """
+    """A new autoencoder, one of `KINDS`; `seed` is that of AutoN-CODE's sparsity pattern and of its x(0)."""
     check_choice("model", kind, KINDS)
     sizes, latent = settings.architecture, settings.latent_of(kind)
     encoder, decoder = Encoder(sizes), Decoder(sizes, latent, settings.standardise)

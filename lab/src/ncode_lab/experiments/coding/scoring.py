@@ -79,12 +79,10 @@ class RandomFeatures(nn.Module):
 
 
 class Judge:
-    """Scores images against test images.
+    """Scores images against test images, bytes (n, 1 or 3, height, width).
 
-    Args:
-        test: The test images, bytes (n, 1 or 3, height, width).
-        weights: The file of the FID network's weights. None: use random features instead.
-        precision: Precision of that network's convolutions on CUDA: see `ncode_lab.metrics.Inception`.
+    `weights` is the file of the FID network's weights, None for random features instead; `precision` is that of its
+    convolutions on CUDA: see `ncode_lab.metrics.Inception`.
 
     """
 

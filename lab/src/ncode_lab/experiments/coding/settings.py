@@ -7,7 +7,7 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import nn
@@ -39,13 +39,6 @@ _AUGMENTED = {"flips": True, "shift": -1, "still": 0.5}
 FULL: dict[str, Any] = {**_AUGMENTED, "schedule": "cosine", "batch": 128, "texture": 1.0, "code_noise": -1.0}
 # The paper's recipe: the defaults, without our changes to the flow and the decoder. The paper does not name its norm.
 PAPER: dict[str, Any] = {"nonzeros": 0, "norm": "l2", "gain": 1.0, "start": "stored", "standardise": False}
-
-
-class Trained(NamedTuple):
-    """A model on the device, and the seconds per epoch if it was trained just now."""
-
-    model: Autoencoder
-    seconds: float | None
 
 
 @dataclass(frozen=True)
@@ -183,8 +176,8 @@ class Coding(AutoencoderSettings, Experiment, ABC):
         sets = _load(self.dataset, self.data_dir, self.fallback, self.validate)
         return ImageSets(_subset(sets.train, self.images), _subset(sets.test, self.test_images))
 
-    def trained(self, trial: Trial, context: TrialContext) -> Trained:
-        """The model of a trial, trained here or loaded from the source."""
+    def trained(self, trial: Trial, context: TrialContext) -> tuple[Autoencoder, float | None]:
+        """The model of a trial, trained here or loaded from the source, and the seconds per epoch if trained here."""
         from .training import Code
 
         sets = self.sets()
@@ -195,11 +188,11 @@ class Coding(AutoencoderSettings, Experiment, ABC):
             with tf32(torch.backends.cudnn.allow_tf32, autotune=not context.options.deterministic):
                 model = context.fit(task)
             assert isinstance(model, Autoencoder)
-            return Trained(model, None if task.clock.mean is None else task.clock.mean * task.per_epoch)
+            return model, None if task.clock.mean is None else task.clock.mean * task.per_epoch
         model = build_autoencoder(trial.model, self, trial.seed)
         load_weights(model, self.source, trial)
         context.parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
-        return Trained(model.to(context.device).eval(), None)
+        return model.to(context.device).eval(), None
 
 
 def _describe(name: str, value: Any) -> str:

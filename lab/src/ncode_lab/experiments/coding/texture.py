@@ -10,9 +10,7 @@ directions and colours, and w the mean over a small window,
 place of Inception's features, so that training uses nothing of the network that computes FID.
 
 Detail is slope and bend, across and down, at three scales: the tight frame of linear splines. The squares of its parts
-nearly sum to that of the image, so the distance is in units of the mean square. Where the mean has the strength s_m and
-the image s_x, the mean square plus `weight` times the distance is least for detail of strength
-s_m + (s_x - s_m) weight / (1 + weight). That adds (weight / (1 + weight))^2 of (s_x - s_m)^2 to the mean square.
+nearly sum to that of the image, so the distance is in units of the mean square.
 """
 
 from __future__ import annotations

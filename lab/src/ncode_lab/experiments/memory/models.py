@@ -27,12 +27,7 @@ LSTM_STEPS = 5  # time steps per pattern, and for the query
 
 
 class DrivenMemory(nn.Module):
-    """A field that each pattern, and then the query, drives for 0.5 s. x starts at 0, and at the end it is the answer.
-
-    Args:
-        field: f(t, x, shown).
-        n: Bits of a pattern.
-    """
+    """A field f(t, x, shown) that each pattern, and then the query, drives for 0.5 s; the answer is x, from 0 on."""
 
     def __init__(self, field: nn.Module, n: int):
         super().__init__()

@@ -40,14 +40,7 @@ class VanDerPol(Experiment):
 
         dx/dt = mu (x - x^3 / 3 - theta),    dtheta/dt = x / mu.
 
-    Our reading of figure 2, which the paper's text does not describe further:
-
-    - the target is the first coordinate of a trajectory of the oscillator that starts at rest, x(0) = 2, x'(0) = 0, in
-      a regime with a mu of its own;
-    - "constant" (red in the figure): the first equation with a constant theta. mu and theta are learnt;
-    - "dynamic" (black): both equations; theta is driven by the state, and starts at x(0) - x(0)^3 / 3, which is what
-      starting at rest means. Only mu is learnt, one number for both equations.
-
+    "constant" has the first equation with a constant theta, and learns mu and theta; "dynamic" has both, and learns mu.
     mu starts at a random value. The fitted time grows in the first part of training: over the whole of it, an
     oscillation with a wrong period has many local minima. What follows the fitted time is held out.
     """
