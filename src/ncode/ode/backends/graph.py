@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,6 @@ from ..._torch_private import compile_graph, trace
 from ..system import map_tensors, rebuild, tensors_of, without_gaps
 from . import TensorFunction
 from .layout import DECOMPOSITIONS, force_batch_last, to_batch_first, to_batch_last
-
-
-class _Source(NamedTuple):
-    """Where a tensor of the result comes from."""
-
-    kind: str  # "input", "output", or "packed": a row of an output
-    number: int
-    row: int = 0
 
 
 class CompiledFunction:
@@ -39,9 +31,10 @@ class CompiledFunction:
         self.function, self.inputs = function, map_tensors(lambda _: torch.empty(0), inputs)
         tensors = [without_gaps(to_batch_last(tensor)) for tensor in tensors_of(inputs)]
         self.strides = [tensor.stride() for tensor in tensors]
-        self.on_cuda = tensors[0].is_cuda and function.recorded
+        self.on_cuda = is_recorded(tensors[0], function)
         self.result: Any = None
-        self.sources: list[_Source] = []
+        self.sources: list[int] = []  # for each tensor of the result, its place among inputs and outputs
+        self.packs = 0  # the last outputs are stacks of several tensors
         self.carried: dict[int, int] = {}  # output -> input of the next call
         self.recording: CudaGraph | None = None
         with warnings.catch_warnings(), torch.no_grad():
@@ -53,54 +46,50 @@ class CompiledFunction:
             force_batch_last(graph, len(tensors[0]))
             self.compiled = compile_graph(graph, [*tensors, *captures])
 
-    def __call__(self, inputs: Any, captures: Sequence[Tensor]) -> Any:
-        tensors = tensors_of(inputs)
+    def __call__(self, tensors: Sequence[Tensor], captures: Sequence[Tensor]) -> Any:
+        """The result for the tensors of the inputs, in the order of `tensors_of`."""
         if self.on_cuda:
             if self.recording is None or not self.recording.fits(captures):
                 self.recording = CudaGraph(self.compiled, tensors, self.strides, captures, self.carried)
             outputs = self.recording(tensors, captures)
         else:
             outputs = self.compiled(*map(_with_strides, tensors, self.strides), *captures)
-        found = []
-        for kind, index, row in self.sources:
-            value = tensors[index] if kind == "input" else outputs[index]
-            found.append(value[row] if kind == "packed" else value)
-        return rebuild(self.result, found)
+        plain = len(outputs) - self.packs
+        values = [*tensors, *outputs[:plain], *(part for pack in outputs[plain:] for part in pack.unbind())]
+        return rebuild(self.result, [values[source] for source in self.sources])
 
     def _flat(self, *tensors: Tensor) -> list[Tensor]:
         """The function on flat lists; decides on the way where each tensor of the result comes from."""
         inputs = rebuild(self.inputs, tensors)
         result = self.function(inputs)
-        carried = self._carried_leaves(inputs, result)
-        self.result = map_tensors(lambda _: torch.empty(0), result)
+        leaves, carried = tensors_of(result), self._carried_leaves(inputs, result)
         place = {id(tensor): index for index, tensor in enumerate(tensors)}
+        self.result = map_tensors(lambda _: torch.empty(0), result)
+        self.sources, self.carried = [0] * len(leaves), {}
         outputs: list[Tensor] = []
         seen: dict[int, int] = {}
-        pack: dict[tuple[torch.dtype, torch.Size], list[tuple[int, Tensor]]] = {}
-        leaves = tensors_of(result)
-        self.sources, self.carried = [_Source("input", 0)] * len(leaves), {}
+        packs: dict[tuple[torch.dtype, torch.Size], list[int]] = {}
         for number, leaf in enumerate(leaves):
             target, source = carried.get(number), place.get(id(leaf))
-            if source is not None and (target == source or (target is None and not self._overwritten(source, carried))):
-                self.sources[number] = _Source("input", source)
-            elif target is not None:
-                self.sources[number] = _Source("output", len(outputs))
-                self.carried[len(outputs)] = target
-                outputs.append(leaf if source is None and id(leaf) not in seen else leaf.clone())
-                seen[id(leaf)] = len(outputs) - 1
-            elif self.on_cuda and leaf.dim() == 1:
-                pack.setdefault((leaf.dtype, leaf.shape), []).append((number, leaf))
-            elif id(leaf) in seen and not self.on_cuda:
-                self.sources[number] = _Source("output", seen[id(leaf)])
+            # A call writes over inputs that are carried, in the memory of a CUDA graph.
+            kept = target == source if target is not None else not (self.on_cuda and source in carried.values())
+            if source is not None and kept:
+                self.sources[number] = source
+            elif target is None and not self.on_cuda and id(leaf) in seen:
+                self.sources[number] = seen[id(leaf)]
+            elif target is None and self.on_cuda and leaf.dim() == 1:  # copied out together with others
+                packs.setdefault((leaf.dtype, leaf.shape), []).append(number)
             else:
-                self.sources[number] = _Source("output", len(outputs))
+                if target is not None:
+                    self.carried[len(outputs)] = target
+                self.sources[number] = len(tensors) + len(outputs)
                 outputs.append(leaf if source is None and id(leaf) not in seen else leaf.clone())
-                seen[id(leaf)] = len(outputs) - 1
-        for members in pack.values():  # one copy out of the graph's memory in place of several
-            for row, (number, _) in enumerate(members):
-                self.sources[number] = _Source("packed", len(outputs), row)
-            outputs.append(torch.stack([leaf for _, leaf in members]))
-        return outputs
+                seen.setdefault(id(leaf), self.sources[number])
+        self.packs, end = len(packs), len(tensors) + len(outputs)
+        for members in packs.values():
+            for number in members:
+                self.sources[number], end = end, end + 1
+        return [*outputs, *(torch.stack([leaves[number] for number in members]) for members in packs.values())]
 
     def _carried_leaves(self, inputs: Any, result: Any) -> dict[int, int]:
         """For each tensor of the result that the next call takes as an input: which one."""
@@ -115,10 +104,6 @@ class CompiledFunction:
                         found[number] = place[id(target)]
                     number += 1
         return found
-
-    def _overwritten(self, index: int, carried: Mapping[int, int]) -> bool:
-        """Whether a call writes over this input, in the memory of a CUDA graph."""
-        return self.on_cuda and index in carried.values()
 
 
 class CudaGraph:
@@ -183,6 +168,11 @@ class CudaGraph:
         for output in self.rest:
             found[output] = found[output].clone()
         return found
+
+
+def is_recorded(tensor: Tensor, function: TensorFunction) -> bool:
+    """Whether a function of such tensors is recorded as a CUDA graph."""
+    return tensor.is_cuda and function.recorded
 
 
 def _leaves(tree: Any) -> list[Any]:

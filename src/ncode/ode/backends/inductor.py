@@ -37,7 +37,7 @@ class Inductor(Backend):
         size = len(tensors[0])
         if size not in function.cache:
             function.cache[size] = _find(function, inputs, tensors, captures)
-        return function.cache[size](inputs, captures)
+        return function.cache[size](tensors, captures)
 
     def prepare(self, tensor: Tensor) -> Tensor:
         return to_batch_last(tensor)
