@@ -207,3 +207,20 @@ def test_importing_ncode_brings_neither_the_hub_nor_the_compiler():
     code = f"import sys, ncode; print([name for name in {heavy} if name in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_a_cost_of_the_velocity_takes_no_evaluations_of_its_own_on_any_eager_backend():
+    calls = []
+
+    class Counted(ncode.dynamics.Dynamics):
+        def forward(self, t, x, theta):
+            calls.append(1)
+            return -x
+
+    counts = []
+    for compile in (False, "eager"):
+        calls.clear()
+        block = ncode.NCODE(Counted(), method="rk4", dt=0.25, compile=compile)
+        block.solve(torch.ones(2, 1), cost=ncode.costs.KineticEnergy())
+        counts.append(len(calls))
+    assert counts[0] == counts[1]

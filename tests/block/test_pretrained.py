@@ -124,8 +124,18 @@ def test_classes_and_functions_of_a_module_are_named_by_their_import_path(tmp_pa
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["dynamics"]["f"] == {"class": f"{__name__}:swirl"}
     assert config["controller"]["trunk"] == {"class": f"{__name__}:Trunk", "width": 4}
-    again = ncode.NCODE.from_pretrained(tmp_path, allow_imports=[__name__])
-    assert torch.equal(again(x), block(x))
+    for allowed in ([__name__], __name__):
+        assert torch.equal(ncode.NCODE.from_pretrained(tmp_path, allow_imports=allowed)(x), block(x))
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_name_belongs_to_one_class():
+    first, second = (type("Pull", (nn.Module,), {"__module__": module}) for module in ("one", "two"))
+    ncode.register(first)
+    with pytest.raises(ncode.InputError, match="'Pull' is registered for one.Pull: choose another name"):
+        ncode.register(second)
+    with pytest.raises(ncode.InputError, match="given 3"):
+        ncode.register(3)
 
 
 @pytest.mark.parametrize("allowed", [[], ["os"], [__name__[:-1]]])

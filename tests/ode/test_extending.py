@@ -10,7 +10,7 @@ import ncode
 from ncode import InputError, Tableau
 from ncode.ode.backends import find_backend
 
-from .systems import DOUBLE, GRADIENTS, Everything, close, decay
+from .systems import DOUBLE, GRADIENTS, Everything, close, decay, double
 from .test_tableau import SYSTEMS, exactly, observed_order
 
 RALSTON = Tableau("ralston", order=2, c=(0, 2 / 3), a=((), (2 / 3,)), b=(1 / 4, 3 / 4))
@@ -203,3 +203,35 @@ def test_true_is_the_backend_called_inductor():
 def test_what_is_no_backend_is_refused(compile, sentence):
     with pytest.raises(InputError, match=sentence):
         ncode.solve(decay, torch.ones(1, 1), 0.0, 1.0, compile=compile)
+
+
+def test_a_backend_of_ones_own_runs_every_gradient():
+    for gradient in ("discrete", "adjoint", "autograd"):
+        backend = Counting()
+        sol = ncode.solve(decay, double(1.0), 0.0, 1.0, method="rk4", dt=0.25, gradient=gradient, compile=backend)
+        assert backend.calls > 0
+        assert sol.stats.backend == "counting"
+
+
+class Counting(ncode.Backend):
+    name = "counting"
+
+    def __init__(self):
+        self.calls = 0
+
+    def run(self, function, inputs, captures):
+        self.calls += 1
+        return function(inputs)
+
+
+@pytest.mark.parametrize("order", [3, 4, 5])
+def test_an_order_that_a_tableau_does_not_have_is_refused(order):
+    with pytest.raises(ncode.InputError, match=f"has order={order}, but it is not of order 3"):
+        ncode.Tableau("second", order=order, c=(0.0, 0.5, 1.0), a=((), (0.5,), (0.0, 1.0)), b=(0.25, 0.5, 0.25))
+
+
+def test_a_function_of_time_and_state_alone_is_refused_with_its_signature():
+    with pytest.raises(
+        ncode.InputError, match=r"dynamics must be a function of \(t, x, theta\); <lambda> takes \(t, x\)"
+    ):
+        ncode.solve(lambda t, x: -x, double(1.0), 0.0, 1.0)

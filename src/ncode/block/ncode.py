@@ -301,7 +301,7 @@ class NCODE(Pretrained):
         cost = None
         if request.cost is not None:
             # A compiler merges the evaluations of the solver and of the cost by itself.
-            f = f if settings.options.compile else wiring.CachedVelocity(f, dynamics, controller)
+            f = f if settings.options.backend.fuses else wiring.CachedVelocity(f, dynamics, controller)
             cost = total(request.cost, System(f, control, wiring.speed_function(controller, state_of)), x0)
         solution = solve(
             f,

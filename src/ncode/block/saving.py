@@ -42,8 +42,8 @@ _registered: dict[str, Callable[..., Any]] = {}
 def register(thing: _T, *, name: str | None = None) -> _T:
     """Give a module class or a function of your own a name in saved files, independent of where it is defined.
 
-    Use it as a decorator, before saving and before loading. A class whose constructor has arguments needs a method
-    `config()` that returns them.
+    Use it as a decorator, before saving and before loading. A module that is neither a dynamics nor a controller and
+    whose constructor has arguments needs a method `config()` that returns them.
 
     Args:
         thing: A class or a function.
@@ -57,11 +57,12 @@ def register(thing: _T, *, name: str | None = None) -> _T:
     ...     def config(self):
     ...         return {"width": self[0].out_features}
     """
-    name = thing.__name__ if name is None else name
-    if name == "<lambda>" or not callable(thing):
+    name = getattr(thing, "__name__", None) if name is None else name
+    if name in (None, "<lambda>") or not callable(thing):
         raise InputError(f"register takes a class or a function with a name; given {thing!r}")
-    if name in _registered and _registered[name].__qualname__ != thing.__qualname__:
-        raise InputError(f"{name!r} is already registered: choose another name")
+    known = _registered.get(name, thing)
+    if (known.__module__, known.__qualname__) != (thing.__module__, thing.__qualname__):
+        raise InputError(f"{name!r} is registered for {known.__module__}.{known.__qualname__}: choose another name")
     _registered[name] = thing
     return thing
 
@@ -112,7 +113,7 @@ def from_pretrained(folder: str | Path, revision: str | None = None, allow_impor
     path = Path(folder) if Path(folder).is_dir() else _download(str(folder), revision)
     data = _read(path / CONFIG, lambda file: json.loads(file.read_text(encoding="utf-8")))
     weights = _read(path / WEIGHTS, safetensors.load_file)
-    module = _build(data, allow_imports)
+    module = _build(data, [allow_imports] if isinstance(allow_imports, str) else allow_imports)
     try:
         module.load_state_dict(weights, assign=True)
     except RuntimeError as error:
@@ -157,7 +158,10 @@ def to_data(value: Any) -> Any:
         return {CLASS: _name_of(type(value)), **to_data(config())}
     if is_dataclass(value) and not isinstance(value, type):
         return {CLASS: _name_of(type(value)), **{it.name: to_data(getattr(value, it.name)) for it in fields(value)}}
-    raise InputError(f"cannot save a {type(value).__name__}: {value!r}")
+    raise InputError(
+        f"cannot save a {type(value).__name__}: files hold numbers, strings, modules, functions and dataclasses; make"
+        " it a dataclass, or set it after loading"
+    )
 
 
 def from_data(data: Any, allow_imports: Sequence[str] | None = ()) -> Any:

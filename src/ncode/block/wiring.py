@@ -69,7 +69,7 @@ class Settings:
         """Raise `InputError` during torch.export of a block whose operations depend on values."""
         numbers = not isinstance(self.t0, Tensor) and not isinstance(self.t1, Tensor)
         options = self.options
-        static = options.dt is not None and options.gradient == "autograd" and numbers and not options.compile
+        static = options.dt is not None and options.gradient == "autograd" and numbers and not options.backend.fuses
         if torch.compiler.is_exporting() and not static:
             raise InputError(
                 "only a block whose steps are known beforehand can be exported: give it a step size dt and"

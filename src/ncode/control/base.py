@@ -101,6 +101,8 @@ class Controller(Configurable, ABC):
     ) -> Inexact[Tensor, "batch ..."] | Mapping[str, Inexact[Tensor, "batch ..."]]:
         """Return dtheta/dt at times t, in the form of `initial_theta` with a batch dimension.
 
+        `theta` is always a dict by name of the control.
+
         Override it to make the control change in time.
         """
         return {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._torch_private import forward_mode_enabled, is_dual, is_mapped, is_symbolic, is_transforming
 from ..errors import InputError, SolveError, Status
-from .backends import Backend, find_backend
+from .backends import EAGER, Backend
 from .captures import Captures, ForwardContext, find_captures, isolate_captures
 from .gradients.adjoint import AdjointPullback
 from .gradients.discrete import DiscretePullback
@@ -23,7 +23,7 @@ from .problem import Problem, SolveOptions, make_problem
 from .record import DenseRecorder, Recorder, SavedValues, StepRecord, Tape
 from .solution import DenseOutput, Solution, Stats
 from .step import Step, StepSizeRule
-from .system import Control, Cost, Dynamics, Feedback, State, expand_like, tensors_of
+from .system import Control, Cost, Dynamics, Feedback, State, expand_like, map_tensors, tensors_of
 from .tableau import Tableau
 
 if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
@@ -75,7 +75,7 @@ def solve(
     Each sample has its own time, step size and status, so its result does not depend on the other samples.
 
     Args:
-        dynamics: f(t, x, theta) -> dx/dt. `t` is a (batch,) tensor, `x` (batch, ...), `theta` as given.
+        dynamics: f(t, x, theta) -> dx/dt. `t` is (batch,), as in `t[:, None] * x`; `x` (batch, ...); `theta` as given.
         x0: The state at t0, (batch, ...), float32, float64 or complex.
         t0, t1: Numbers, or tensors () or (batch,). t1 < t0 solves backward in time; t1 = t0 returns x0.
         theta: The control at t0: None, a tensor (batch, ...), or a nested tuple, list or dict of such.
@@ -132,13 +132,12 @@ def solve(
         raise InputError(
             f'gradient="{gradient}" does not work inside torch.func transforms: use gradient="autograd" there'
         )
-    backend = find_backend(compile)
-    if gradient == "autograd" and problem.fixed_count is not None and not backend.fuses:
+    if gradient == "autograd" and problem.fixed_count is not None and options.backend is EAGER:
         solution = _solve_planned(problem, theta)
         if is_symbolic() or bool(solution.ok.all()):
             return solution
         # A sample failed: find out where, and keep its values out of the gradients of the others.
-    return _solve(problem, theta, backend, throw)
+    return _solve(problem, theta, throw)
 
 
 def _solve_planned(problem: Problem, theta: Control) -> Solution:
@@ -159,7 +158,7 @@ def _solve_planned(problem: Problem, theta: Control) -> Solution:
     return _make_solution(problem, theta, mask_failed(outputs, codes), stats, codes, problem.t1.detach(), times)
 
 
-def _solve(problem: Problem, theta: Control, backend: Backend, throw: bool) -> Solution:
+def _solve(problem: Problem, theta: Control, throw: bool) -> Solution:
     """A forward pass without autograd, then whatever the gradient needs."""
     options, inputs = problem.options, tensors_of(problem.inputs)
     _refuse_mapped((*problem.z0, *problem.theta))
@@ -179,9 +178,9 @@ def _solve(problem: Problem, theta: Control, backend: Backend, throw: bool) -> S
         tape = Tape(options.checkpoint_every if options.gradient == "discrete" else 1)
     keep_sample_order = captures.may_hold_samples(problem.batch)
     with torch.no_grad(), forward_mode_enabled(False):
-        forward = run_forward(problem, captures, backend, [tape] if tape is not None else [])
+        forward = run_forward(problem, captures, [tape] if tape is not None else [])
     state = forward.state
-    stats = Stats(forward.nfe, state.accepted, state.rejected, backend=backend.name)
+    stats = Stats(forward.nfe, state.accepted, state.rejected, backend=options.backend.name)
     if unrolled and tape is not None:
         outputs, times = _unroll(problem, tape, forward, stats, keep_sample_order)
     else:
@@ -190,7 +189,7 @@ def _solve(problem: Problem, theta: Control, backend: Backend, throw: bool) -> S
             times, states, powers = _step_times(problem, forward.dense.records), *forward.dense.stacked()
         outputs = Outputs(state.z, forward.saved, states, powers)
         if differentiates:
-            outputs = _connect(problem, captures, tape, backend, forward, stats, outputs, keep_sample_order)
+            outputs = _connect(problem, captures, tape, forward, stats, outputs, keep_sample_order)
     solution = _make_solution(problem, theta, outputs, stats, state.status, state.t, times)
     if throw and forward.failed != 0:
         _raise_failures(solution)
@@ -222,11 +221,9 @@ def probe(problem: Problem, *, train: bool) -> Captures:
     return find_captures(evaluate, system.functions, t0, z0, problem.theta, train=train)
 
 
-def run_forward(
-    problem: Problem, captures: Captures, backend: Backend, recorders: Sequence[Recorder] = ()
-) -> ForwardResult:
+def run_forward(problem: Problem, captures: Captures, recorders: Sequence[Recorder] = ()) -> ForwardResult:
     """Integrate from t0 to t1."""
-    system, options = problem.system, problem.options
+    system, options, backend = problem.system, problem.options, problem.options.backend
     t0, t1 = problem.t0.detach(), problem.t1.detach()
     z = tuple(backend.prepare(leaf.detach()) for leaf in problem.z0)
     theta = tuple(backend.prepare(leaf.detach()) for leaf in problem.theta)
@@ -251,8 +248,9 @@ def run_forward(
         # Dense output needs all samples side by side; a capture may have one row per sample.
         compact=dense is None and not captures.may_hold_samples(problem.batch),
     )
-    if backend.fuses and t0.is_cuda:
-        state = _copied(state)
+    if backend.fuses and t0.is_cuda:  # copies, out of the memory of a CUDA graph
+        kept = map_tensors(torch.clone, (state.t, state.z, state.status, state.accepted, state.rejected))
+        state = state._replace(**dict(zip(("t", "z", "status", "accepted", "rejected"), kept, strict=True)))
     nfe = start.nfe + (state.accepted + state.rejected) * step.evaluations
     if failed != 0 or state.z[0] is z[0]:  # where nothing moved, the result must not be the input itself
         bad = expand_like(state.status != Status.OK, state.z)
@@ -260,17 +258,10 @@ def run_forward(
     return ForwardResult(state, nfe, saved.values if saved is not None else (), dense, step.evaluations, failed)
 
 
-def _copied(state: LoopState) -> LoopState:
-    """Copies of what a solution consists of, out of the memory of a CUDA graph."""
-    t, status, accepted, rejected = map(torch.clone, (state.t, state.status, state.accepted, state.rejected))
-    return state._replace(t=t, z=tuple(map(torch.clone, state.z)), status=status, accepted=accepted, rejected=rejected)
-
-
 def _connect(
     problem: Problem,
     captures: Captures,
     tape: Tape | None,
-    backend: Backend,
     forward: ForwardResult,
     stats: Stats,
     outputs: Outputs,
@@ -281,7 +272,7 @@ def _connect(
     system, isolated = isolate_captures(problem.system, captures)
     problem = replace(problem, system=system)
     if tape is not None:
-        pullback = DiscretePullback(problem, isolated, backend, tape, state.status, stats, context)
+        pullback = DiscretePullback(problem, isolated, tape, state.status, stats, context)
     else:
         z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (state.z, forward.saved))
         pullback = AdjointPullback(problem, keep_sample_order, z1, saved, state.status, stats, context)

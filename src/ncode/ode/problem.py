@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .._torch_private import is_mapped, is_symbolic, pytree
-from ..errors import InputError, check_choice, check_count, check_number
+from ..errors import InputError, check_choice, check_count, check_function, check_number
 from .backends import Backend, find_backend
 from .step import PID, StepSizeRule, Tolerance, fixed_steps
 from .system import Control, Cost, Dynamics, Feedback, State, System
@@ -49,7 +49,7 @@ class SolveOptions:
         check_choice("gradient", self.gradient, GRADIENTS)
         for name in ("max_steps", "checkpoint_every"):
             object.__setattr__(self, name, check_count(name, getattr(self, name)))
-        find_backend(self.compile)
+        _ = self.backend  # or an error
         if self.step_rule is not None and not isinstance(self.step_rule, StepSizeRule):
             raise InputError(
                 f"step_rule must be a StepSizeRule, such as PID(p=0.2); given {type(self.step_rule).__name__}"
@@ -74,6 +74,11 @@ class SolveOptions:
         if isinstance(self.method, Tableau):
             return self.method
         return METHODS[check_choice("method", self.method, METHODS)]
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that `compile` asks for."""
+        return find_backend(self.compile)
 
     @property
     def shared_step(self) -> bool:
@@ -328,8 +333,8 @@ def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
 
 def _check_functions(dynamics: Any, feedback: Any, cost: Any) -> None:
     for name, function in (("dynamics", dynamics), ("feedback", feedback), ("cost", cost)):
-        if not callable(function) and not (function is None and name != "dynamics"):
-            raise InputError(f"{name} must be a function of (t, x, theta); given {type(function).__name__}")
+        if function is not None or name == "dynamics":
+            check_function(name, function, ("t", "x", "theta"))
 
 
 def _check_values(x0: Tensor, leaves: Sequence[Tensor]) -> None:

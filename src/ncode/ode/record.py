@@ -260,11 +260,9 @@ def _table(rank: Tensor, number: Tensor, value: Tensor, height: int, empty: Tens
 def _padded(leaf: Tensor, size: int, value: int | None = None) -> Tensor:
     """A vector made longer, with a value or with its own first element."""
     more = size - len(leaf)
-    return (
-        leaf
-        if not more
-        else torch.cat([leaf, leaf[:1].expand(more) if value is None else leaf.new_full((more,), value)])
-    )
+    if not more:
+        return leaf
+    return torch.cat([leaf, leaf[:1].expand(more) if value is None else leaf.new_full((more,), value)])
 
 
 @dataclass(frozen=True)

@@ -179,8 +179,8 @@ class StepSizeRule(ABC):
     def stretch(self) -> float:
         """How much longer than planned the last step may be: one more short step would cost as much as a long one.
 
-        It may use up the margin of safety, where the error is expected just below the tolerance. Not more: a rejected
-        step would be stretched to its old length and rejected forever.
+        At most by the margin that `safety` leaves: a longer last step would be rejected, planned shorter, stretched to
+        its old length and rejected again, forever.
         """
         return max(1 + 1e-9, min(1.1, 0.99 / self.safety))
 

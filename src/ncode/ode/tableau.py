@@ -22,7 +22,7 @@ from ..errors import InputError, check_count
 Row = tuple[float, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Tableau:
     """An explicit Runge-Kutta method, for `solve(..., method=...)`. The module's docstring explains the rows.
 
@@ -65,6 +65,7 @@ class Tableau:
         for name in ("a", "dense", "extra_a"):
             object.__setattr__(self, name, tuple(tuple(map(float, row)) for row in getattr(self, name)))
         self._check()
+        self._check_order()
         if self.error and not self.error_order:
             object.__setattr__(self, "error_order", max(self.order - 1, 1))
         if not self.dense:
@@ -89,6 +90,18 @@ class Tableau:
                 f"Tableau {name!r}: error needs {stages} or {stages + 1} weights that sum to 0, since it is the"
                 f" difference of two methods; given {len(self.error)} with the sum {sum(self.error):g}"
             )
+
+    def __repr__(self) -> str:
+        return f"Tableau({self.name!r}, order={self.order}, stages={self.stages})"
+
+    def _check_order(self) -> None:
+        """Check conditions that are necessary for orders up to 4: sums of b with powers of c, and with a c."""
+        ac = [sum(w * x for w, x in zip(row, self.c, strict=False)) for row in self.a]
+        conditions = [(self.c, q, 1 / (q + 1), q + 1) for q in (1, 2, 3)] + [(ac, 1, 1 / 6, 3)]
+        for values, power, expected, order in conditions:
+            found = sum(w * x**power for w, x in zip(self.b, values, strict=True))
+            if order <= self.order and not math.isclose(found, expected, abs_tol=1e-9):
+                raise InputError(f"Tableau {self.name!r} has order={self.order}, but it is not of order {order}")
 
     @property
     def stages(self) -> int:

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ...errors import Status
-from ..backends import Backend
 from ..captures import Captures, ForwardContext
 from ..problem import Problem, SampleInputs
 from ..record import EvenSteps, StepRecord, Steps, Tape, Window, find_window, mask_like
@@ -164,7 +163,6 @@ class DiscretePullback:
 
     problem: Problem
     captures: Captures
-    backend: Backend
     tape: Tape
     status: Tensor
     stats: Stats
@@ -177,7 +175,7 @@ class DiscretePullback:
             for leaf, grad, mask in zip(problem.z0, grads.z, expand_like(ok, problem.z0), strict=True)
         ]
         keep = self.captures.may_hold_samples(problem.batch)
-        steps = self.tape.steps(ok, problem.z0, keep_sample_order=keep, bucket_size=self.backend.bucket_size)
+        steps = self.tape.steps(ok, problem.z0, keep_sample_order=keep, bucket_size=problem.options.backend.bucket_size)
         walk = _Walk(self, steps, needed, captures, grads, adjoint)
         walk.run()
         self.stats.nfe_backward = walk.evaluations()
@@ -205,7 +203,8 @@ class _Walk:
         adjoint: Sequence[Tensor],
     ):
         self.solve, self.steps, self.needed, self.captures = solve, steps, needed, tuple(captures)
-        prepare = solve.backend.prepare
+        self.backend = solve.problem.options.backend
+        prepare = self.backend.prepare
         self.inputs = map_tensors(lambda leaf: self._ordered(prepare(leaf.detach())), solve.problem.inputs)
         self.adjoint = [self._ordered(prepare(leaf)) for leaf in adjoint]
         self.saved = [None if grad is None else self._ordered(grad) for grad in grads.saved]
@@ -276,7 +275,7 @@ class _Walk:
 
     def _pull(self, n: int, record: StepRecord) -> PullbackResult:
         """Pull through one step."""
-        size, backend = len(record.h), self.solve.backend
+        size, backend = len(record.h), self.backend
         inputs, window = self._first_inputs(size), None
         if inputs.ts is not None and any(grad is not None for grad in self.saved):
             window = find_window(inputs.ts, record, cut=not backend.fuses)
@@ -323,12 +322,12 @@ class _Walk:
         if size not in self._first:
             inputs = map_tensors(lambda leaf: first_rows(leaf, size), self.inputs)
             # In their final layout, or a compiled graph would copy them at every step.
-            self._first[size] = map_tensors(without_gaps, inputs) if self.solve.backend.fuses else inputs
+            self._first[size] = map_tensors(without_gaps, inputs) if self.backend.fuses else inputs
         return self._first[size]
 
     def _first_sums(self, size: int) -> GradientSums:
         inputs, captures = self.sums
-        if self.solve.backend.fuses:  # a graph of its own for the first step would not be worth it
+        if self.backend.fuses:  # a graph of its own for the first step would not be worth it
             pairs = zip(captures, self.captures, strict=True)
             captures = tuple(torch.zeros_like(like) if total is None else total for total, like in pairs)
         return GradientSums(map_tensors(lambda leaf: first_rows(leaf, size), inputs), captures)
