@@ -231,7 +231,5 @@ def test_an_order_that_a_tableau_does_not_have_is_refused(order):
 
 
 def test_a_function_of_time_and_state_alone_is_refused_with_its_signature():
-    with pytest.raises(
-        ncode.InputError, match=r"function of \(t, x, theta\); <lambda> takes \(t, x\)"
-    ):
+    with pytest.raises(ncode.InputError, match=r"function of \(t, x, theta\); <lambda> takes \(t, x\)"):
         ncode.solve(lambda t, x: -x, double(1.0), 0.0, 1.0)
