@@ -139,7 +139,7 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
         return function(tree)  # pyright: ignore[reportReturnType]
     if isinstance(tree, tuple):
         items = [map_tensors(function, item) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else tuple(items)  # pyright: ignore
+        return tuple(items) if type(tree) is tuple else tree._make(items)  # pyright: ignore
     return tree
 
 

@@ -185,9 +185,7 @@ class DiscretePullback:
             for leaf, grad in enumerate(grads.saved):
                 if grad is not None:
                     found[leaf] = found[leaf] + torch.where(mask_like(at_start, grad[:, 0]), grad, 0).sum(1)
-        # Clones: the originals may lie in the memory of a CUDA graph, or be shared by autograd.
-        owned = tuple(None if leaf is None else leaf.clone() for leaf in walk.sums.captures)
-        return InputGradients(tuple(found), sums, owned)
+        return InputGradients(tuple(found), sums, map_tensors(walk.own, walk.sums.captures))
 
 
 class _Walk:
@@ -242,8 +240,8 @@ class _Walk:
     def in_sample_order(self, adjoint: Sequence[Tensor]) -> tuple[list[Tensor], SampleInputs]:
         """The adjoint at t0 and the gradients of the inputs, with every sample back in its place."""
         order, batch = self.steps.order, self.solve.problem.batch
-        if order is None:  # clones, as above
-            return [leaf.clone() for leaf in self.adjoint], map_tensors(torch.clone, self.sums.inputs)
+        if order is None:
+            return [self.own(leaf) for leaf in self.adjoint], map_tensors(self.own, self.sums.inputs)
         real = self.steps.samples  # those behind are padding
         placed = [a.index_copy(0, order[:real], b[:real]) for a, b in zip(adjoint, self.adjoint, strict=True)]
 
@@ -251,6 +249,10 @@ class _Walk:
             return some.new_zeros(batch, *some.shape[1:]).index_copy_(0, order[:real], some[:real])
 
         return placed, map_tensors(place, self.sums.inputs)
+
+    def own(self, leaf: Tensor) -> Tensor:
+        """The caller's own tensor: others lie in the memory of a CUDA graph, or may be shared by autograd."""
+        return leaf if self.backend.fuses and not leaf.is_cuda else leaf.clone()
 
     def _ordered(self, leaf: Tensor) -> Tensor:
         order = self.steps.order
