@@ -137,24 +137,25 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
     """The tree with `function` applied to each tensor; other leaves stay as they are."""
     if isinstance(tree, Tensor):
         return function(tree)  # pyright: ignore[reportReturnType]
-    if isinstance(tree, tuple):
-        items = [map_tensors(function, item) for item in tree]
-        return tuple(items) if type(tree) is tuple else tree._make(items)  # pyright: ignore
-    return tree
+    if not isinstance(tree, tuple):
+        return tree
+    # Tensors are handled here and not by another call: trees are mapped in every step of a solve.
+    items = [function(it) if isinstance(it, Tensor) else map_tensors(function, it) if it else it for it in tree]
+    return tuple(items) if type(tree) is tuple else tree._make(items)  # pyright: ignore
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
     """All tensors of a tree, in the order of its fields."""
     found: list[Tensor] = []
-    _collect(tree, found)
+    _collect(tree if isinstance(tree, tuple) else (tree,), found)
     return found
 
 
-def _collect(tree: Any, found: list[Tensor]) -> None:
-    if isinstance(tree, Tensor):
-        found.append(tree)
-    elif isinstance(tree, tuple):
-        for item in tree:
+def _collect(tree: tuple[Any, ...], found: list[Tensor]) -> None:
+    for item in tree:
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, tuple):
             _collect(item, found)
 
 

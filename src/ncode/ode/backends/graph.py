@@ -53,7 +53,9 @@ class CompiledFunction:
                 self.recording = CudaGraph(self.compiled, tensors, self.strides, captures, self.carried)
             outputs = self.recording(tensors, captures)
         else:
-            outputs = self.compiled(*map(_with_strides, tensors, self.strides), *captures)
+            pairs = zip(tensors, self.strides, strict=True)
+            laid = [it if it.stride() == strides else _with_strides(it, strides) for it, strides in pairs]
+            outputs = self.compiled(*laid, *captures)
         plain = len(outputs) - self.packs
         values = [*tensors, *outputs[:plain], *(part for pack in outputs[plain:] for part in pack.unbind())]
         return rebuild(self.result, [values[source] for source in self.sources])
@@ -120,10 +122,7 @@ class CudaGraph:
         captures: Sequence[Tensor],
         carried: Mapping[int, int],
     ):
-        self.inputs = [
-            tensor.new_empty_strided(tensor.shape, stride).copy_(tensor)
-            for tensor, stride in zip(tensors, strides, strict=True)
-        ]
+        self.inputs = [_with_strides(tensor, stride) for tensor, stride in zip(tensors, strides, strict=True)]
         self.captures = [it if isinstance(it, nn.Parameter) else it.detach().clone() for it in captures]
         self.pointers = [tensor.data_ptr() for tensor in captures]
         self.bound: Sequence[Tensor] | None = None
@@ -181,7 +180,7 @@ def _leaves(tree: Any) -> list[Any]:
 
 
 def _with_strides(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    return tensor if tensor.stride() == strides else tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
 
 
 def _captures_to_arguments(graph: torch.fx.GraphModule, captures: Sequence[Tensor]) -> None:
