@@ -14,7 +14,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("python -m benchmarks", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads for torch and XLA (1)")
-    parser.add_argument("--repeats", type=int, default=11, help="turns a row; the median counts (11)")
+    parser.add_argument("--repeats", type=int, default=11, help="turns per row; the median counts (11)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=names(), action="append", help="a workload; may be repeated (all)")
     parser.add_argument("--peers", nargs="*", help="libraries to run beside ncode (all that are installed)")

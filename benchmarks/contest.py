@@ -83,7 +83,7 @@ class Contest:
     loss_tolerance: float = 1e-2
     gradient_tolerance: float = 0.1
     reported: Sequence[str] = ()  # rows, by label, whose wrong gradient is reported and not refused
-    remark: Callable[[Any], str] | None = None  # what there is to say about a row (`measure.Row`) of ours
+    remark: Callable[[Any], str] | None = None  # a remark on a row (`measure.Row`) of ours
     columns: Mapping[str, Callable[[Any, Sequence[Any]], float | None]] = field(default_factory=dict)
     """Further numbers of a row, from it and all rows."""
     about: Mapping[str, Any] = field(default_factory=dict)  # sizes and the like, for the record

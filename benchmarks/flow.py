@@ -45,7 +45,7 @@ class Flow:
     generic: Sequence[str] | None = None  # which of our usual rows take part; None for all
     our_fields: Mapping[str, TorchField] | None = None  # in place of the torch fields, for our rows
     adjoints: Sequence[str] = ("checkpointed", "backsolve")  # diffrax's rows
-    prepare: Mapping[str, Prepare] = field(default_factory=dict)  # of a field's weights, once a solve
+    prepare: Mapping[str, Prepare] = field(default_factory=dict)  # of a field's weights, once per solve
     exact: Callable[[Tensor, Sequence[Tensor]], Tensor] | None = None  # x(t1), where that is known otherwise
     tight: Mapping[str, Any] = field(default_factory=lambda: TIGHT)  # how the reference is solved
     reference_device: str = "cpu"

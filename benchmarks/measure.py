@@ -28,7 +28,7 @@ class Row:
     loss: float = float("nan")
     gradient_error: float = float("nan")
     error: float | None = None  # of x(t1)
-    times: list[float] = field(default_factory=list)  # seconds a step, one a turn
+    times: list[float] = field(default_factory=list)  # seconds per step, one value per turn
     busy: float = 0.0  # processor seconds over wall seconds: the threads in use
     nfe: Nfe | None = None
     memory: int | None = None
@@ -96,7 +96,7 @@ def state_error(outcome: Outcome, reference: Outcome) -> float | None:
 
 
 def disagreement(row: Row, contest: Contest) -> str | None:
-    """What is wrong with a row's answer, if anything. Nan is wrong."""
+    """What is wrong with the result of a row, or nothing; nan counts as wrong."""
     expected = contest.reference.loss
     if not abs(row.loss - expected) <= contest.loss_tolerance * abs(expected):
         return f"the loss is {row.loss:.6g} and should be {expected:.6g}"
@@ -106,7 +106,7 @@ def disagreement(row: Row, contest: Contest) -> str | None:
 
 
 def wrong_gradient(row: Row, contest: Contest) -> bool:
-    """Whether a row's gradient is farther off than may be."""
+    """Whether the gradient of a row differs too much from the reference."""
     return not row.gradient_error <= contest.gradient_tolerance
 
 

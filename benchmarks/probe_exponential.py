@@ -1,4 +1,4 @@
-"""Which formulation of a linear flow is fastest here? The workload: batch 64, m = 128, two non-zeros a row, T = 10."""
+"""Which formulation of a linear flow is fastest here? Workload: batch 64, m = 128, two non-zeros per row, T = 10."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def measure(batch: int, m: int, k: int, norm: float, options: Any, span: float =
     """All formulations of one size."""
     values, columns, x0 = problem(batch, m, k, norm, options.device)
     save_at = torch.linspace(0, span, saved) if saved else None
-    title = f"batch {batch}, m = {m}, {k} non-zeros a row, norm {norm:g}, T = {span:g}, {saved} saved times"
+    title = f"batch {batch}, m = {m}, {k} non-zeros per row, norm {norm:g}, T = {span:g}, {saved} saved times"
     headline(f"{title}: milliseconds")
 
     def ours(**how: Any) -> Callable[[], Tensor]:

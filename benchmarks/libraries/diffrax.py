@@ -19,7 +19,7 @@ STAGES = 6  # of dopri5, whose last slope is handed on; the first slope and the 
 
 
 def entries(flow: Flow, settings: Settings) -> list[Entry]:
-    """Rows by gradient; within each, one solve for the batch against a solve a sample, and the formulation."""
+    """Rows by gradient; within each, one solve for the batch against one solve per sample, and the formulation."""
     jax.config.update("jax_default_matmul_precision", "float32")
     platform = "gpu" if settings.device == "cuda" else "cpu"
     try:

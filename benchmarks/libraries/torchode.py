@@ -1,4 +1,4 @@
-"""torchode's rows: a step size a sample, backpropagation through the solver, eager and compiled."""
+"""torchode's rows: one step size per sample, backpropagation through the solver, eager and compiled."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ same machine (`roofline.py`), and a training step as many of those as the solve 
 the solver's own sums, nor for evaluations that are made again during backward. The remark below the table gives the
 floor at float32's rate and, on CUDA, at TF32's, which says what tensor cores would allow.
 
-**TF32.** On CUDA two more rows let convolutions use TF32, which is what torch does unless told otherwise
+**TF32.** On CUDA two more rows let convolutions use TF32, which is torch's default
 (`torch.backends.cudnn.allow_tf32`); products of matrices stay in float32 for both. They are compared with each other.
 """
 

@@ -1,7 +1,7 @@
-"""The latent flow of AutoN-CODE: dx/dt = theta x, two non-zeros a row, where theta is a sample's own.
+"""The latent flow of AutoN-CODE: dx/dt = theta x, two non-zeros per row, where each sample has its own theta.
 
 Our rows are exact: the block as it chooses, and each formulation by itself. Peers may write theta as it is (a gather),
-as the paper does, or fill a matrix with it once a solve. The reference is torch's matrix exponential in float64.
+as the paper does, or fill a matrix with it once per solve. The reference is torch's matrix exponential in float64.
 """
 
 from __future__ import annotations

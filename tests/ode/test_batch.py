@@ -157,7 +157,7 @@ def test_a_batch_in_which_some_have_no_way_to_go_solves_the_others(ahead):
 
 
 def rows_of(kind, rates):
-    """Rates a sample each, held in different ways outside of the arguments."""
+    """One rate per sample, held in different ways outside of the arguments."""
     if kind == "tensor":
         return lambda: rates
     if kind == "computed":
@@ -207,7 +207,7 @@ def test_one_step_for_the_batch_is_one_step_for_the_batch():
     sol = ncode.solve(field, x0, 0.0, 2.0, theta=theta, step="batch")
     assert len(set(sol.stats.steps.tolist())) == 1
     assert len(set(sol.stats.rejected.tolist())) == 1
-    # The first two evaluations look at the start and choose the first step; of a sample each.
+    # The first two evaluations, per sample, give the slope at the start and choose the first step.
     assert all(bool((t == t[0]).all()) for t in seen[2:])
 
 

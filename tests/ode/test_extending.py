@@ -213,17 +213,6 @@ def test_a_backend_of_ones_own_runs_every_gradient():
         assert sol.stats.backend == "counting"
 
 
-class Counting(ncode.Backend):
-    name = "counting"
-
-    def __init__(self):
-        self.calls = 0
-
-    def run(self, function, inputs, captures):
-        self.calls += 1
-        return function(inputs)
-
-
 @pytest.mark.parametrize("order", [3, 4, 5])
 def test_an_order_that_a_tableau_does_not_have_is_refused(order):
     with pytest.raises(ncode.InputError, match=f"has order={order}, but it is not of order 3"):
