@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from .errors import InputError
+from .errors import InputError, format_value
 
 Shape = tuple[int | None, ...]
 """The shape of one sample's tensor. None: any size."""
@@ -32,6 +32,44 @@ def format_shape(shape: Shape) -> str:
 def format_shapes(shapes: Shapes) -> str:
     """Return named shapes as text, such as "'weight' (3, 2), 'image' (1, any, any)"."""
     return ", ".join(f"{name!r} {format_shape(shape)}" for name, shape in shapes.items()) or "none"
+
+
+def check_shapes(owner: str, shapes: Any) -> dict[str, Shape]:
+    """Return the shapes of the control that dynamics take, by name.
+
+    >>> check_shapes("MyDynamics", {"goal": [2]})
+    {'goal': (2,)}
+    """
+    if not isinstance(shapes, Mapping) or not all(isinstance(name, str) for name in shapes):
+        raise InputError(
+            f"the control_shapes of {owner} must be a dict of shapes by name; given {format_value(shapes)}: for example"
+            ' {"goal": (2,)}'
+        )
+    return {name: check_shape(f"the shape of control {name!r}", shape) for name, shape in shapes.items()}
+
+
+def check_shape(name: str, shape: Any) -> Shape:
+    """Return the shape of one sample's tensor, a tuple of sizes; None stands for any size."""
+    if not isinstance(shape, (tuple, list)) or not all(size is None or _is_size(size) for size in shape):
+        raise InputError(f"{name} must be a tuple of sizes; given {format_value(shape)}")
+    return tuple(shape)
+
+
+def _is_size(size: Any) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and 0 < size < 2**63
+
+
+def check_names(argument: str, names: Any) -> tuple[str, ...]:
+    """Return a tuple of names of controls, given in any sequence."""
+    if isinstance(names, str):
+        raise InputError(f"{argument} must be a tuple of names; given the string {names!r}: use ({names!r},)")
+    if not isinstance(names, Iterable) or isinstance(names, Tensor):
+        raise InputError(f"{argument} must be a tuple of names; given {format_value(names)}")
+    names = tuple(names)
+    for name in names:
+        if not isinstance(name, str):
+            raise InputError(f"{argument} must be a tuple of names; {format_value(name)} is not a name")
+    return names
 
 
 class Configurable(nn.Module):

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as forward_mode_enabled  # noqa: F401
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: F401
 from torch.utils import _pytree as pytree  # noqa: F401
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: F401
 
 
 def is_transforming() -> bool:
@@ -23,6 +25,16 @@ def is_symbolic() -> bool:
     """Whether values cannot be read: under torch.func, torch.export, or during the capture of a CUDA graph."""
     capturing = torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
     return capturing or torch.compiler.is_compiling() or is_transforming()
+
+
+def is_traced() -> bool:
+    """Whether `trace` records operations."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None  # pyright: ignore
+
+
+def is_tracing() -> bool:
+    """Whether torch.jit.trace, or torch.onnx.export by it, records operations."""
+    return torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
 
 
 def is_dual(tensor: Tensor) -> bool:
@@ -67,3 +79,12 @@ def stride_order_op() -> Any:
     from torch._inductor import inductor_prims
 
     return inductor_prims.force_stride_order
+
+
+def has_other_ranks() -> bool:
+    """Whether this process is one of several ranks of a distributed training."""
+    return (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    )

@@ -7,10 +7,12 @@ import enum
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from .ode.solution import Solution
@@ -21,9 +23,11 @@ __all__ = [
     "Status",
     "check_choice",
     "check_count",
+    "check_flag",
     "check_fraction",
     "check_function",
     "check_number",
+    "check_tensor",
 ]
 
 
@@ -38,6 +42,11 @@ class Status(enum.IntEnum):
     MAX_STEPS = 1
     STEP_TOO_SMALL = 2
     NOT_FINITE = 3
+    MIN_DT = 4
+    MAX_EVENTS = 5
+    SINGULAR_MATRIX = 6
+    NEWTON_FAILED = 7
+    STIFF = 8
 
     @property
     def sentence(self) -> str:
@@ -50,6 +59,12 @@ _SENTENCES = (
     "needed a step smaller than time can resolve; the solution may blow up or be stiff there, or rtol and atol are too"
     " tight for this precision",
     "met a value that is not finite; the dynamics returned nan or inf, or the solution overflowed",
+    "needed a step smaller than min_dt; lower min_dt, or loosen rtol and atol",
+    "met an event more often than its max_count; raise max_count, or make the event terminal",
+    "met a matrix I - h gamma J that is singular; use a smaller dt, or an adaptive method",
+    "Newton's method did not converge; use a smaller dt, or rodas5p, which needs no iterations",
+    "needed more than max_steps steps because the problem is stiff: an explicit method must follow its fastest decay;"
+    ' use method="rodas5p"',
 )
 
 
@@ -101,6 +116,20 @@ class SolveError(RuntimeError):
         return "\n".join([f"{len(samples)} of {batch} samples did not reach t1 ({where}):", *shown])
 
 
+def format_value(value: Any) -> str:
+    """Return a value as short text for a message.
+
+    >>> import torch
+    >>> format_value([1, 2]), format_value(torch.zeros(3, 2)), len(format_value(10**4000))
+    ('[1, 2]', 'a tensor of shape (3, 2)', 80)
+    """
+    try:
+        text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+    except Exception:  # a number with too many digits, a nested tensor, a broken __repr__
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def check_choice(kind: str, given: Any, known: Iterable[str]) -> str:
     """Return `given` if it is one of the known names; otherwise raise with the nearest one.
 
@@ -110,9 +139,9 @@ def check_choice(kind: str, given: Any, known: Iterable[str]) -> str:
     known = list(known)
     if isinstance(given, str) and given in known:
         return given
-    near = difflib.get_close_matches(str(given), known, n=1, cutoff=0.4)
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.4) if isinstance(given, str) else []
     hint = f'; did you mean "{near[0]}"?' if near else ""
-    raise InputError(f"unknown {kind} {given!r}{hint} (known: {', '.join(known)})")
+    raise InputError(f"unknown {kind} {format_value(given)}{hint} (known: {', '.join(known)})")
 
 
 def check_number(name: str, value: Any, *, low: float, strict: bool = False) -> float:
@@ -121,11 +150,15 @@ def check_number(name: str, value: Any, *, low: float, strict: bool = False) -> 
     >>> check_number("rtol", 1e-3, low=0.0)
     0.001
     """
-    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not math.isfinite(value):
-        raise InputError(f"{name} must be a finite number; given {value!r}")
-    if value < low or (strict and value == low):
+    number = math.nan
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        with suppress(OverflowError):  # of an int that no float can hold
+            number = float(value)
+    if not math.isfinite(number):
+        raise InputError(f"{name} must be a finite number; given {format_value(value)}")
+    if number < low or (strict and number == low):
         raise InputError(f"{name} must be {'above' if strict else 'at least'} {low:g}; given {value}")
-    return float(value)
+    return number
 
 
 def check_count(name: str, value: Any, *, low: int = 1) -> int:
@@ -137,7 +170,9 @@ def check_count(name: str, value: Any, *, low: int = 1) -> int:
     number = check_number(name, value, low=low)
     if number != int(number):
         raise InputError(f"{name} must be a whole number; given {value}")
-    return int(number)
+    if int(value) >= 2**64:
+        raise InputError(f"{name} must be below 2**64; given {number:g}")
+    return int(value)
 
 
 def check_fraction(name: str, value: Any) -> float:
@@ -150,6 +185,60 @@ def check_fraction(name: str, value: Any) -> float:
     if number >= 1.0:
         raise InputError(f"{name} must be at least 0 and below 1; given {value}")
     return number
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return a value that is True or False.
+
+    >>> check_flag("time", True)
+    True
+    """
+    if not isinstance(value, bool):
+        raise InputError(f"{name} must be True or False; given {format_value(value)}")
+    return value
+
+
+def check_tensor(name: str, value: Any) -> Tensor:
+    """Return a tensor whose values are stored one by one: not sparse, nested, quantised, or on the meta device.
+
+    >>> import torch
+    >>> check_tensor("x", torch.ones(2))
+    tensor([1., 1.])
+    """
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name} must be a tensor; given {format_value(value)}")
+    if value.is_nested:
+        raise InputError(f"{name} is a nested tensor: pad its samples to one shape, or solve those of each shape alone")
+    if value.is_quantized:
+        raise InputError(f"{name} is quantised, {value.dtype}: use {name}.dequantize()")
+    if value.layout != torch.strided:
+        raise InputError(f"{name} is stored as {value.layout}: use {name}.to_dense()")
+    if value.dtype == torch.complex32 or (value.is_floating_point() and value.dtype.itemsize < 2):
+        wide = "torch.complex64" if value.is_complex() else "torch.float32"
+        raise InputError(f"{name} is {value.dtype}, which torch stores but hardly computes with: use {name}.to({wide})")
+    if value.device.type == "meta":
+        raise InputError(f"{name} is on the meta device and has no values: make it on another device")
+    return value
+
+
+@contextmanager
+def allocating(what: str) -> Iterator[None]:
+    """Turn errors about sizes that no memory can hold into `InputError`.
+
+    >>> import torch
+    >>> with allocating("the weights"):
+    ...     torch.empty(2**62, 2**62)
+    Traceback (most recent call last):
+    ncode.errors.InputError: the weights are too large: ...
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:  # of a GPU: a smaller batch elsewhere may help
+        raise
+    except (RuntimeError, TypeError, OverflowError, MemoryError) as error:
+        if not isinstance(error, MemoryError) and not any(word in str(error) for word in ("allocate", "verflow")):
+            raise
+        raise InputError(f"{what} are too large: {error}".splitlines()[0]) from error
 
 
 def check_function(name: str, value: Any, arguments: Sequence[str], hint: str = "") -> Callable[..., Any]:

@@ -2,12 +2,17 @@
 
 To read it, follow one solve from the call to the last Runge-Kutta stage:
 
-    api.py         `solve`: options and problem, the forward pass, then whatever the gradient needs
+    api.py         `solve`: options, problem and solution
     problem.py     `SolveOptions` and `make_problem`: arguments, checked, become a `Problem`
+    chain.py       with events (events.py) or jumps: a chain of solves
+    solver.py      `solve_problem`: the forward pass, then whatever the gradient needs
     system.py      f, g and the cost as one `System` on z = (x, theta, cost); trees of tensors
     captures.py    the outside tensors that f, g and the cost use, found by one evaluation
     integrate.py   `start_loop`, then `integrate`: attempts until all samples are done; an `Attempt` accepts or rejects
+    methods.py     methods by name; `make_step`
     step.py        `Step`: the stages of one step (coefficients: tableau.py), its error, and the size of the next one
+    implicit.py    the steps of stiff methods (coefficients: implicit_tableau.py), with the Jacobians of linearise.py
+                   and the linear systems of linear_solver.py
     record.py      what the loop leaves behind: saved times, dense output; for gradients, the tape
     solution.py    what `solve` returns
     backends/      how the pure functions start, attempt and pullback are executed: eager, or compiled
@@ -18,8 +23,9 @@ tape, adjoint.py solves backward in time.
 
 from .api import solve
 from .backends import Backend
-from .problem import SolveOptions
-from .solution import DenseOutput, Solution, Stats
+from .events import Event
+from .options import SolveOptions
+from .solution import DenseOutput, EventRecord, Solution, Stats
 from .step import PID, StepSizeRule
 from .tableau import METHODS, Tableau
 
@@ -28,6 +34,8 @@ __all__ = [
     "PID",
     "Backend",
     "DenseOutput",
+    "Event",
+    "EventRecord",
     "Solution",
     "SolveOptions",
     "Stats",

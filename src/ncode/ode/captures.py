@@ -1,20 +1,22 @@
-"""Captures: the outside tensors that the dynamics use, and how backward sees them.
+"""Captures: what the dynamics use besides their arguments, tensors and other values.
 
 The solver's own backward must pass gradients to all parameters, buffers and closure tensors that the dynamics use, and
 nobody should have to list them. `find_captures` evaluates the system once under a function mode that sees every tensor
 which enters a torch function from outside; a walk over the autograd graph adds what such a mode cannot see (scripted or
-compiled code) and tells where the system's own graph ends. `isolate_captures` replaces captures that were computed from
-one another, and `ForwardContext` restores the surroundings of the forward pass for backward.
+compiled code) and tells where the system's own graph ends; `held_by` adds what is used at later times only: what the
+functions' closures, the globals that they name and the objects in them hold. `fingerprint` is a key that changes with
+these values, apart from those of tensors, so that a compiled function is not used beyond what it was compiled for.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import types
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -23,10 +25,13 @@ from torch.overrides import TorchFunctionMode
 
 from .._torch_private import pytree
 from ..errors import InputError
-from .system import State, System
+from .system import CHANGES_ARGUMENT, State, version_of
 
-_HOLDERS = (nn.Module, Tensor, tuple, list, dict)
-_LONGEST_LIST = 1000  # a longer list is data
+_MOST = 1000  # a longer list is data; and values that are followed
+_CONTAINERS = (tuple, list, dict, set, frozenset, deque)
+_VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}  # parameters, buffers and submodules come by name
+_LIBRARIES = frozenset({"ncode", "torch", "numpy", "jaxtyping", "beartype", "pytest"}) | sys.stdlib_module_names
 
 
 class Captures(NamedTuple):
@@ -36,13 +41,8 @@ class Captures(NamedTuple):
     trained: tuple[Tensor, ...]  # those that require a gradient
     others: tuple[Tensor, ...]
     outside: tuple[Tensor, ...]  # both, in the order in which the system uses them
-
-    def may_hold_samples(self, batch: int) -> bool:
-        """Whether a capture may have one row per sample, so that samples must keep their places in the batch.
-
-        A weight that happens to have such a size is not distinguished: keeping the order is then only slower.
-        """
-        return any(batch in tensor.shape for tensor in (*self.trained, *self.others))
+    versions: tuple[int, ...]  # of `others`, after the evaluation
+    uses_time: bool
 
 
 class _OutsideTensors(TorchFunctionMode):
@@ -52,10 +52,14 @@ class _OutsideTensors(TorchFunctionMode):
         super().__init__()
         self.inside = {id(tensor): tensor for tensor in known}  # holding them keeps their ids unique
         self.outside: dict[int, Tensor] = {}
+        self.used: set[int] = set()  # ids of arguments, apart from reads of attributes such as shapes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        reads_value = func is not Tensor.is_inference and getattr(func, "__name__", "") != "__get__"
         for value in _tensors_in((*args, *kwargs.values())):
+            if reads_value:
+                self.used.add(id(value))
             if id(value) not in self.inside:
                 self.outside[id(value)] = value
         result = func(*args, **kwargs)
@@ -84,11 +88,17 @@ def find_captures(
 ) -> Captures:
     """Evaluate a system once and find its captures; `train` also finds those that require a gradient."""
     if not train:
-        mode = _OutsideTensors((t, *z, *theta))
+        # Copies, so that dynamics that work in place do not change what belongs to the caller.
+        copies = tuple(leaf.clone() for leaf in (*z, *theta))
+        mode = _OutsideTensors((t, *copies))
         with mode:
-            slope = evaluate(t, z, theta)
+            slope = evaluate(t, copies[: len(z)], copies[len(z) :])
+        if torch.is_inference_mode_enabled():  # where tensors do not count their changes
+            same = [torch.equal(a, b) for a, b in zip(copies, (*z, *theta), strict=True)]
+            if not all(same):
+                raise InputError(CHANGES_ARGUMENT)
         others = tuple(mode.outside.values())
-        return Captures(slope, (), others, others)
+        return Captures(slope, (), others, others, tuple(map(version_of, others)), id(t) in mode.used)
 
     # Stand-ins for the arguments: what leads to them is not outside.
     z = tuple(leaf.detach().requires_grad_() for leaf in z)
@@ -109,7 +119,9 @@ def find_captures(
     others = [tensor for tensor in mode.outside.values() if not tensor.requires_grad]
     late = [tensor for tensor in trained if id(tensor) not in mode.outside]
     outside = (*mode.outside.values(), *late)
-    return Captures(tuple(leaf.detach() for leaf in slope), tuple(trained), tuple(others), outside)
+    versions = tuple(map(version_of, others))
+    slope = tuple(leaf.detach() for leaf in slope)
+    return Captures(slope, tuple(trained), tuple(others), outside, versions, id(t) in mode.used)
 
 
 def _graph_leaves(slope: State, trained: Sequence[Tensor], start: Any) -> Iterator[Tensor]:
@@ -143,47 +155,129 @@ def _is_autocast_copy(node: Any, trained: Sequence[Tensor]) -> bool:
 
 
 def _reachable(functions: Sequence[Callable[..., Any] | None]) -> Iterator[Tensor]:
-    """Tensors that functions could use: some are used at later times only, and one evaluation does not show them."""
+    """Parameters that functions could use: some are used at later times only, and one evaluation does not show them."""
     for function in functions:
-        for value in _held_by(function):
-            if isinstance(value, nn.Module):
-                yield from (p for p in value.parameters() if p.requires_grad)
-            elif isinstance(value, Tensor) and value.requires_grad:
+        nearest = {id(value) for _, value in children(function)}
+        for value in held_by(function):
+            # A computed tensor that some object holds may belong to a graph that is gone.
+            if isinstance(value, Tensor) and value.requires_grad and (value.is_leaf or id(value) in nearest):
                 yield value
 
 
-def _held_by(function: Any) -> Iterator[Any]:
-    """What a function holds: itself, the object it is bound to, and what it captures or names."""
-    stack, seen = [function], set()
-    while stack:
-        value = stack.pop()
-        if id(value) in seen:
+def held_by(function: Any) -> Iterator[Any]:
+    """The function and every value that it can read, the nearest first; at most about a thousand."""
+    queue, seen = deque([function]), set()
+    while queue and len(seen) < _MOST:
+        value = queue.popleft()
+        if id(value) in seen or isinstance(value, _VALUES):
             continue
         seen.add(id(value))
         yield value
-        if isinstance(value, functools.partial):
-            stack += [value.func, *value.args, *value.keywords.values()]
-        elif isinstance(value, types.MethodType):
-            stack += [value.__self__, value.__func__]
-        elif isinstance(value, (tuple, list, dict)):
-            if len(value) <= _LONGEST_LIST:
-                stack += value.values() if isinstance(value, dict) else value
-        elif isinstance(value, types.FunctionType):
-            for cell in value.__closure__ or ():
-                with contextlib.suppress(ValueError):  # a variable that is bound later
-                    stack.append(cell.cell_contents)
-            stack += [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-            # Following functions that are only named would lead to everything that a file defines.
-            named = [value.__globals__.get(name) for name in value.__code__.co_names]
-            stack += [it for it in named if isinstance(it, _HOLDERS)]
-        elif value is function or value is getattr(function, "__self__", None):
-            stack += [it for it in getattr(value, "__dict__", {}).values() if isinstance(it, _HOLDERS)]
+        queue.extend(child for _, child in children(value))
+
+
+def fingerprint(functions: Sequence[Any]) -> Hashable:
+    """Equal for functions that do the same with equal values: a fresh lambda is nothing new."""
+    seen: dict[int, int] = {}
+    return tuple(_fingerprint(function, seen) for function in functions)
+
+
+def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
+    if isinstance(value, _VALUES):
+        return type(value), repr(value) if isinstance(value, (float, complex)) else value  # nan is not equal to itself
+    if isinstance(value, Tensor):
+        return "tensor", value.requires_grad  # an argument of the graph: its shape is part of the key
+    if id(value) in seen:
+        return "again", seen[id(value)]
+    seen[id(value)] = len(seen)
+    kind: Hashable = value.__code__ if isinstance(value, types.FunctionType) else type(value)
+    held = children(value) if len(seen) < _MOST else []
+    known = isinstance(value, (nn.Module, types.FunctionType, *_CONTAINERS)) and len(seen) < _MOST
+    if not held and not known:
+        return kind, id(value)
+    return kind, tuple((name, _fingerprint(child, seen)) for name, child in held)
+
+
+def children(value: Any) -> list[tuple[Any, Any]]:
+    """The values that one value leads to, with their names."""
+    if isinstance(value, Tensor) or _is_foreign(value):
+        return []
+    if isinstance(value, types.FunctionType):
+        return _of_function(value)
+    if isinstance(value, types.MethodType):
+        return [("self", value.__self__), ("function", value.__func__)]
+    if isinstance(value, functools.partial):
+        return [("function", value.func), *enumerate(value.args), *value.keywords.items()]
+    if isinstance(value, dict):
+        return list(value.items()) if len(value) <= _MOST else [("length", len(value))]
+    if isinstance(value, _CONTAINERS):
+        return list(enumerate(value)) if len(value) <= _MOST else [("length", len(value))]
+    if isinstance(value, type):
+        return _of_class(value)
+    return _of_object(value)
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether a value leads to nothing of the user's: modules, and the classes of libraries."""
+    if isinstance(value, type):
+        return _is_library(value.__module__)
+    return isinstance(value, (types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.GeneratorType))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in _LIBRARIES
+
+
+def _of_function(function: types.FunctionType) -> list[tuple[Any, Any]]:
+    found: list[tuple[Any, Any]] = []
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # a variable that is bound later
+            found.append((name, cell.cell_contents))
+    found += enumerate(function.__defaults__ or ())
+    found += (function.__kwdefaults__ or {}).items()
+    if _is_library(function.__module__):
+        return found
+    space = function.__globals__
+    return found + [(name, space[name]) for name in _names(function.__code__) if name in space]
+
+
+@functools.lru_cache(maxsize=4096)
+def _names(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that code names, and the code inside of it."""
+    inner = [name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in _names(constant)]
+    return tuple(dict.fromkeys((*code.co_names, *inner)))
+
+
+def _of_object(value: Any) -> list[tuple[Any, Any]]:
+    """The attributes of an object, and what its class leads to."""
+    found: list[tuple[Any, Any]] = []
+    attributes = getattr(value, "__dict__", {})
+    if isinstance(value, nn.Module):
+        for place in (value._parameters, value._buffers, value._modules):
+            found += place.items()
+        found += [(name, it) for name, it in attributes.items() if name not in _MODULE_STATE]
+    else:
+        found += attributes.items()
+        slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+        found += [(name, getattr(value, name)) for name in slots if name != "__dict__" and hasattr(value, name)]
+    return found + [("class", kind) for kind in type(value).__mro__ if not _is_library(kind.__module__)]
+
+
+def _of_class(kind: type) -> list[tuple[Any, Any]]:
+    found = []
+    for name, value in vars(kind).items():
+        value = value.__func__ if isinstance(value, (staticmethod, classmethod)) else value
+        value = value.fget if isinstance(value, property) else value
+        if isinstance(value, (types.FunctionType, Tensor, nn.Module, *_VALUES, *_CONTAINERS)) and name != "__doc__":
+            found.append((name, value))
+    return found
 
 
 class _Replace(TorchFunctionMode):
     """Replaces tensors that enter a torch function."""
 
-    def __init__(self, stand_ins: Mapping[int, Tensor]):
+    def __init__(self, stand_ins: Mapping[int, tuple[Tensor, Tensor]]):
         super().__init__()
         self.stand_ins = stand_ins
 
@@ -192,7 +286,7 @@ class _Replace(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def replace(self, tree: Any) -> Any:
-        return pytree.tree_map_only(Tensor, lambda tensor: self.stand_ins.get(id(tensor), tensor), tree)
+        return pytree.tree_map_only(Tensor, lambda it: self.stand_ins.get(id(it), (it, it))[1], tree)
 
 
 @dataclass(frozen=True, eq=False)
@@ -200,91 +294,13 @@ class IsolatedFunction:
     """A function that uses stand-ins for some of its captures."""
 
     function: Callable[..., Any]
-    tensors: Sequence[Tensor]  # holding them keeps their ids unique
-    stand_ins: Mapping[int, Tensor]
+    stand_ins: Mapping[int, tuple[Tensor, Tensor]]  # by id: the tensor, held so that its id stays unique, and another
 
-    def __call__(self, t: Tensor, x: Tensor, theta: Any) -> Any:
+    def __call__(self, *arguments: Any) -> Any:
         mode = _Replace(self.stand_ins)
         with mode:
-            result = self.function(t, x, theta)
+            result = self.function(*arguments)
         return mode.replace(result)
-
-
-def isolate_captures(system: System, captures: Captures) -> tuple[System, Captures]:
-    """The system and its captures with stand-ins, without history, for captures computed from other captures.
-
-    Backward differentiates each step with respect to all captures. Where one was computed from another (a code
-    h = encoder(x) next to the encoder's weights, say), the path to the latter leads through the former and out of the
-    step: gradients would be counted twice.
-    """
-    tensors = _computed_from_others(captures.trained)
-    if not tensors:
-        return system, captures
-    stand_ins = {id(tensor): tensor.detach().requires_grad_() for tensor in tensors}
-
-    def swap(them: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(stand_ins.get(id(tensor), tensor) for tensor in them)
-
-    def isolate(function: Callable[..., Any] | None) -> Any:
-        return None if function is None else IsolatedFunction(function, tensors, stand_ins)
-
-    dynamics, feedback, cost = map(isolate, system.functions)
-    isolated = replace(system, dynamics=dynamics, feedback=feedback, cost=cost)
-    return isolated, captures._replace(trained=swap(captures.trained), outside=swap(captures.outside))
-
-
-def _computed_from_others(trained: Sequence[Tensor]) -> list[Tensor]:
-    leaves = {id(tensor) for tensor in trained if tensor.grad_fn is None}
-    computed = {tensor.grad_fn for tensor in trained if tensor.grad_fn is not None}
-    return [it for it in trained if it.grad_fn is not None and _history_holds(it.grad_fn, leaves, computed)]
-
-
-def _history_holds(start: torch.autograd.graph.Node, leaves: set[int], computed: set[Any]) -> bool:
-    """Whether the history of a tensor holds one of these leaves or nodes."""
-    stack, visited = [node for node, _ in start.next_functions], set()
-    while stack:
-        node = stack.pop()
-        if node is None or node in visited:
-            continue
-        visited.add(node)
-        if node in computed or id(getattr(node, "variable", None)) in leaves:
-            return True
-        stack.extend(after for after, _ in node.next_functions)
-    return False
-
-
-class ForwardContext:
-    """The surroundings of the forward pass, as a context in which backward evaluates the dynamics again.
-
-    Restores the autocast mode, and the tensors that replaced a module's own (torch.func.functional_call).
-    """
-
-    def __init__(self, system: System, device: torch.device):
-        self.modes, self.replaced = _autocast(device), _replaced_tensors(system.functions)
-        self.stack = ExitStack()
-
-    def __enter__(self) -> None:
-        self.stack = ExitStack()
-        for place, name, tensor in self.replaced:
-            self.stack.callback(place.__setitem__, name, place.get(name))
-            place[name] = tensor
-        for kind, dtype, enabled in self.modes:
-            if enabled or torch.is_autocast_enabled(kind):
-                self.stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
-
-    def __exit__(self, *error: object) -> None:
-        self.stack.close()
-
-
-def _replaced_tensors(functions: Sequence[Any]) -> list[tuple[dict[str, Any], str, Tensor]]:
-    """Parameters and buffers of modules in which others stand in for their own: (dict, name, tensor) each."""
-    holders = [it for function in functions for it in _held_by(function) if isinstance(it, nn.Module)]
-    modules = {module for holder in holders for module in holder.modules()}
-    own = [parameter for module in modules for parameter in module._parameters.values()]
-    if all(parameter is None or isinstance(parameter, nn.Parameter) for parameter in own):
-        return []
-    places: list[dict[str, Any]] = [place for it in modules for place in (it._parameters, it._buffers)]
-    return [(place, name, tensor) for place in places for name, tensor in place.items() if tensor is not None]
 
 
 def torch_settings(device: torch.device) -> Hashable:
@@ -293,7 +309,7 @@ def torch_settings(device: torch.device) -> Hashable:
     products, cudnn, mkldnn = backends.cuda.matmul, backends.cudnn, backends.mkldnn
     kinds = [getattr(backend, kind, None) for backend in (cudnn, mkldnn) for kind in ("matmul", "conv", "rnn")]
     return (
-        _autocast(device),
+        autocast_modes(device),
         tuple(map(_precision, (backends, products, cudnn, mkldnn, *kinds))),
         (products.allow_fp16_reduced_precision_reduction, products.allow_bf16_reduced_precision_reduction),
         (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, mkldnn.enabled),
@@ -306,22 +322,6 @@ def _precision(backend: Any) -> Hashable:
     return getattr(backend, "fp32_precision", None) or getattr(backend, "allow_tf32", None)
 
 
-def _autocast(device: torch.device) -> tuple[tuple[str, torch.dtype, bool], ...]:
+def autocast_modes(device: torch.device) -> tuple[tuple[str, torch.dtype, bool], ...]:
     kinds = sorted({device.type, "cpu"})
     return tuple((kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind)) for kind in kinds)
-
-
-@contextmanager
-def without_hooks(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """Keep the gradients of single steps from hooks and `retain_grad`: both must see the sum of all, once."""
-    hooked = [(hooks, dict(hooks)) for tensor in tensors if (hooks := tensor._backward_hooks)]
-    retained = [(tensor, tensor.grad) for tensor in tensors if tensor.retains_grad]
-    for hooks, _ in hooked:
-        hooks.clear()
-    try:
-        yield
-    finally:
-        for hooks, copy in hooked:
-            hooks.update(copy)
-        for tensor, grad in retained:
-            tensor.grad = grad

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import Status
 from .backends import Backend
-from .record import Recorder, StepRecord
-from .step import Step, StepResult, StepSizeRule, Tolerance, batch_rms, first_step
-from .system import RightHandSide, State, map_tensors, take_rows, tensors_of, where
+from .record import Observer, Recorder, StepRecord
+from .step import Step, StepLimits, StepResult, StepSizeRule, first_step
+from .system import Positions, RightHandSide, State, map_tensors, take_rows, tensors_of, where
+from .tolerance import Tolerance, batch_rms
 
 
 class LoopState(NamedTuple):
     """The state of each sample in the loop: every tensor is (batch, ...)."""
 
-    t: Tensor
+    t: Tensor  # counted from t0, as every time in the loop
     h: Tensor  # the step to try next, signed
     z: State
     slope: State | None  # at (t, z), where the method reuses it
@@ -29,6 +32,7 @@ class LoopState(NamedTuple):
     status: Tensor
     accepted: Tensor
     rejected: Tensor
+    spent: Tensor | None = None  # evaluations in all steps, where their number per step is not fixed
 
     def select(self, rows: Tensor) -> LoopState:
         """The state of some samples."""
@@ -46,6 +50,7 @@ class AttemptInputs(NamedTuple):
     state: LoopState
     t1: Tensor
     theta: Sequence[Tensor]
+    tolerance: Tolerance | None = None  # None with a fixed step size
 
 
 class AttemptResult(NamedTuple):
@@ -71,10 +76,10 @@ class Attempt:
 
     step: Step
     rule: StepSizeRule
-    tolerance: Tolerance
     fixed: bool
     shared_step: bool  # one step size for the batch
     counted: bool = False  # whether the result counts living samples
+    limits: StepLimits = field(default_factory=StepLimits)
     cache: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     carries: ClassVar[tuple[str, ...]] = ("state",)
@@ -86,28 +91,34 @@ class Attempt:
 
     @property
     def signature(self) -> Hashable:
-        step = self.step
-        options = self.rule, self.tolerance, self.fixed, self.shared_step, self.counted
-        return step.tableau, step.estimate, step.dense, step.slopes, options
+        options = self.rule, self.fixed, self.shared_step, self.counted, self.limits
+        return self.step.signature, options
 
     def __call__(self, inputs: AttemptInputs) -> AttemptResult:
-        state, t1, theta = inputs
+        state, t1, theta, tolerance = inputs
         t, z, alive = state.t, state.z, state.alive
         last = self._last(state, t1)
         h = torch.where(alive, torch.where(last, t1 - t, state.h), 0.0)
 
         stepped = self.step(t, h, z, theta, state.slope)
-        own = self._error_ratio(z, stepped)
+        own = self._error_ratio(z, stepped, tolerance)
         ratio = batch_rms(own, alive) if self.shared_step else own
         good = alive & (ratio <= 1.0)  # false for nan
         rejected = alive & ~good
 
-        h_next = state.h if self.fixed else h * self._factor(ratio, state, good)
+        h_next = state.h if self.fixed else self.limits.clamp(h * self._factor(ratio, state, good))
         # With a shared step, a sample fails only for an error of its own.
         stuck = rejected & ~(own <= 1.0)
+        failure = torch.full_like(state.status, Status.STEP_TOO_SMALL)
         if not self.fixed:
-            stuck = stuck & (h_next.abs() <= 10 * torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs()))
-        failure = torch.where(own.isfinite(), Status.STEP_TOO_SMALL, Status.NOT_FINITE)
+            tiny = h_next.abs() <= 10 * torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs())
+            if self.limits.low:
+                smallest = h.abs() <= self.limits.low * (1 + 1e-9)
+                failure, tiny = torch.where(smallest, Status.MIN_DT, failure), tiny | smallest
+            stuck = stuck & tiny
+        failure = torch.where(own.isfinite(), failure, Status.NOT_FINITE)
+        if stepped.failure is not None:
+            failure = torch.where(stepped.failure != Status.OK, stepped.failure, failure)
         done = good & last
         taken = torch.where(good, h, 0.0)
         slope = state.slope
@@ -125,6 +136,7 @@ class Attempt:
             status=torch.where(stuck, failure, state.status).to(state.status.dtype),
             accepted=state.accepted + good,
             rejected=state.rejected + rejected,
+            spent=None if state.spent is None or stepped.spent is None else state.spent + alive * stepped.spent,
         )
         counts = self.count(after, t1) if self.counted else None
         record = t, after.t, taken, z, state.accepted
@@ -139,14 +151,16 @@ class Attempt:
         """Which samples' next step reaches t1."""
         t = state.t
         reach = state.h.abs() * (1 + 1e-9 if self.fixed else self.rule.stretch)
+        if self.limits.high < math.inf:
+            reach = reach.clamp_max(self.limits.high * (1 + 1e-9))
         if self.fixed:  # t is a sum of many steps, and carries the rounding of each
             reach = reach + state.accepted * (torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs()))
         return reach >= (t1 - t).abs()
 
-    def _error_ratio(self, z: State, stepped: StepResult) -> Tensor:
+    def _error_ratio(self, z: State, stepped: StepResult, tolerance: Tolerance | None) -> Tensor:
         """Error over tolerance per sample; with fixed steps 0, or nan where the new state is not finite."""
-        if not self.fixed:
-            return self.tolerance.ratio(self.system, z, stepped.z, stepped.errors)
+        if tolerance is not None:
+            return tolerance.ratio(self.system, z, stepped.z, stepped.errors)
         worst = sum((leaf * 0).abs().flatten(1).sum(1) if leaf.dim() > 1 else (leaf * 0).abs() for leaf in stepped.z)
         return torch.as_tensor(worst)
 
@@ -166,6 +180,7 @@ class StartInputs(NamedTuple):
     slope: State
     z: State
     theta: Sequence[Tensor]
+    tolerance: Tolerance | None = None
 
 
 class LoopStart(NamedTuple):
@@ -198,13 +213,15 @@ class Start:
         return self.dt, self.attempt.system.dtype, self.attempt.signature
 
     def __call__(self, inputs: StartInputs) -> LoopStart:
-        t0, t1, slope, z, theta = inputs
+        t0, t1, slope, z, theta, tolerance = inputs
         attempt, away = self.attempt, t0 != t1
         finite = torch.stack([_finite(leaf) for leaf in slope]).all(0)
         alive = away & finite
         if self.dt is None:
+            assert tolerance is not None
             order, mask = attempt.step.tableau.error_order + 1, alive if attempt.shared_step else None
-            h = first_step(attempt.system, attempt.tolerance, order, t0, t1, z, theta, slope, mask)
+            h = first_step(attempt.system, tolerance, order, t0, t1, z, theta, slope, mask)
+            h = attempt.limits.clamp(h)
         else:
             h = self.dt * torch.sign(t1 - t0)
         status = torch.where(away & ~finite, Status.NOT_FINITE, Status.OK).to(torch.int32)
@@ -220,6 +237,7 @@ class Start:
             status=status,
             accepted=zeros,
             rejected=zeros,
+            spent=zeros if attempt.step.counts_evaluations else None,
         )
         # One evaluation for the slope at t0, and one to choose the first step.
         nfe = away.int() * (2 if self.dt is None else 1)
@@ -236,10 +254,11 @@ def start_loop(
     theta: Sequence[Tensor],
     slope: State,
     captures: Sequence[Tensor] = (),
+    tolerance: Tolerance | None = None,
 ) -> LoopStart:
     """Every sample at its start, with a first step to try."""
     if dt is None:
-        return backend.run(Start(attempt, dt), StartInputs(t0, t1, slope, z, tuple(theta)), captures)
+        return backend.run(Start(attempt, dt), StartInputs(t0, t1, slope, z, tuple(theta), tolerance), captures)
     # With a fixed step size the system is not evaluated here, so that one compiled start serves all systems.
     found = backend.run(Start(attempt, dt), StartInputs(t0, t1, slope, (), ()), ())
     return found._replace(state=found.state._replace(z=z))
@@ -299,6 +318,16 @@ class AliveCounter:
         return receive
 
 
+class Watch(Protocol):
+    """An object that may shorten the interval of some samples after each attempt."""
+
+    def review(
+        self, attempt: Attempt, before: LoopState, inputs: AttemptInputs, result: AttemptResult, rows: Tensor | None
+    ) -> tuple[AttemptResult, Tensor]:
+        """The result as it should count, and the samples' t1; `before` is the state before the attempt."""
+        ...
+
+
 class LoopResult(NamedTuple):
     """The end of a loop."""
 
@@ -315,14 +344,18 @@ def integrate(
     captures: Sequence[Tensor] = (),
     recorders: Sequence[Recorder] = (),
     *,
+    tolerance: Tolerance | None = None,
     max_steps: int,
     steps: int | None = None,
-    compact: bool = True,
+    positions: Positions | None = None,
+    watch: Watch | None = None,
+    observer: Observer | None = None,
 ) -> LoopResult:
     """Attempt until no sample is alive or max_steps are taken, passing each attempt to the recorders.
 
-    `steps`: the number of attempts where it is known in advance, which saves counting. `compact`: once at most three
-    quarters of the samples are alive, the others are set aside; in total this copies a control at most three times.
+    `steps`: the number of attempts where it is known in advance, which saves counting. Once at most three quarters of
+    the samples are alive, the others are set aside if `positions` allow it; in total this copies a control at most
+    three times.
     """
     state, _, counts = start
     counter = AliveCounter(state.t.device, len(state.t))
@@ -335,7 +368,12 @@ def integrate(
             break
         size = len(state.t)
         enough = backend.bucket_size(size, alive)
-        if compact and steps is None and 4 * enough <= 3 * size:
+        if (
+            positions is not None
+            and steps is None
+            and 4 * enough <= 3 * size
+            and positions.are_free(attempt.system, state.t, state.z, theta, state.slope)
+        ):
             if rows is None:
                 whole = map_tensors(torch.clone, state)  # from here on it is written to
             else:
@@ -343,8 +381,15 @@ def integrate(
             # A stable sort finds the living samples without synchronising.
             living = torch.argsort(state.alive, descending=True, stable=True)[:enough].sort().values
             rows = living if rows is None else rows[living]
-            state, t1, theta = state.select(living), t1[living], tuple(take_rows(leaf, living) for leaf in theta)
-        result = backend.run(attempt, AttemptInputs(state, t1, theta), captures)
+            state, t1 = state.select(living), t1[living]
+            select = functools.partial(take_rows, rows=living)
+            theta, tolerance = map_tensors(select, (tuple(theta), tolerance))
+        inputs = AttemptInputs(state, t1, theta, tolerance)
+        if watch is not None and backend.fuses and state.t.is_cuda:
+            state = map_tensors(torch.clone, state)  # a CUDA graph writes the new state over the old one
+        result = backend.run(attempt, inputs, captures)
+        if watch is not None:
+            result, t1 = watch.review(attempt, state, inputs, result, rows)
         state, counts = result.state, result.counts
         for recorder in recorders:
             recorder.add(
@@ -352,6 +397,8 @@ def integrate(
                     rows, result.t, result.t_next, result.h, result.z, theta, result.dense, result.slopes, result.number
                 )
             )
+        if observer is not None:
+            observer.observe(rows, state.t, state.z, result.h != 0)
         count += 1
     if steps is not None or alive > 0:
         state = state._replace(status=torch.where(state.alive, Status.MAX_STEPS, state.status).to(state.status.dtype))

@@ -1,143 +1,66 @@
-"""What is solved and how: the arguments of `solve`, checked before any work, as a `Problem` with `SolveOptions`."""
+"""What is solved: the arguments of `solve`, checked before any work, as a `Problem`."""
 
 from __future__ import annotations
 
 import cmath
 import math
 import numbers
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._torch_private import is_mapped, is_symbolic, pytree
-from ..errors import InputError, check_choice, check_count, check_function, check_number
-from .backends import Backend, find_backend
-from .step import PID, StepSizeRule, Tolerance, fixed_steps
+from ..errors import (
+    InputError,
+    check_flag,
+    check_function,
+    check_number,
+    check_tensor,
+    format_value,
+)
+from .options import SolveOptions
+from .step import fixed_steps
 from .system import Control, Cost, Dynamics, Feedback, State, System
-from .tableau import METHODS, Tableau
+from .tolerance import Tolerance, make_tolerance
 
-GRADIENTS = ("discrete", "adjoint", "autograd")
-STEPS = ("sample", "batch")
-
-
-@dataclass(frozen=True)
-class SolveOptions:
-    """How a problem is solved: the keyword arguments of `ncode.solve` of the same names, checked.
-
-    >>> from ncode import SolveOptions
-    >>> SolveOptions(method="rk4", dt=0.5).changed(dt=0.25).non_default()
-    {'method': 'rk4', 'dt': 0.25}
-    """
-
-    method: str | Tableau = "dopri5"
-    rtol: float = 1e-3
-    atol: float = 1e-6
-    dt: float | None = None
-    step: str = "sample"
-    gradient: str = "discrete"
-    compile: bool | str | Backend = False
-    max_steps: int = 10_000
-    checkpoint_every: int = 1
-    step_rule: StepSizeRule | None = None
-
-    def __post_init__(self) -> None:
-        self._check_method()
-        check_choice("step", self.step, STEPS)
-        check_choice("gradient", self.gradient, GRADIENTS)
-        for name in ("max_steps", "checkpoint_every"):
-            object.__setattr__(self, name, check_count(name, getattr(self, name)))
-        _ = self.backend  # or an error
-        if self.step_rule is not None and not isinstance(self.step_rule, StepSizeRule):
-            raise InputError(
-                f"step_rule must be a StepSizeRule, such as PID(p=0.2); given {type(self.step_rule).__name__}"
-            )
-
-    def _check_method(self) -> None:
-        tableau = self.tableau
-        rtol, atol = check_number("rtol", self.rtol, low=0.0), check_number("atol", self.atol, low=0.0)
-        if rtol == 0.0 and atol == 0.0:
-            raise InputError("rtol and atol are both 0: no step is that exact")
-        if self.dt is not None:
-            object.__setattr__(self, "dt", check_number("dt", self.dt, low=0.0, strict=True))
-        elif not tableau.adaptive:
-            adaptive = ", ".join(name for name, known in METHODS.items() if known.adaptive)
-            raise InputError(
-                f'method "{tableau.name}" has no error estimate: give a step size dt, or use one of {adaptive}'
-            )
-
-    @property
-    def tableau(self) -> Tableau:
-        """The coefficients of the method."""
-        if isinstance(self.method, Tableau):
-            return self.method
-        return METHODS[check_choice("method", self.method, METHODS)]
-
-    @property
-    def backend(self) -> Backend:
-        """The backend that `compile` asks for."""
-        return find_backend(self.compile)
-
-    @property
-    def shared_step(self) -> bool:
-        """Whether all samples take the same steps."""
-        return self.step == "batch"
-
-    @property
-    def tolerance(self) -> Tolerance:
-        """The tolerance of a step."""
-        return Tolerance(float(self.rtol), float(self.atol))
-
-    @property
-    def rule(self) -> StepSizeRule:
-        """The rule that chooses step sizes."""
-        return PID() if self.step_rule is None else self.step_rule
-
-    def changed(self, **changes: Any) -> SolveOptions:
-        """The same options with some other values; an unknown name is refused."""
-        for name in changes:
-            check_choice("option", name, self.as_dict())
-        return replace(self, **changes) if changes else self
-
-    def non_default(self) -> dict[str, Any]:
-        """The options that differ from their defaults, by name."""
-        return {it.name: getattr(self, it.name) for it in fields(self) if getattr(self, it.name) != it.default}
-
-    def as_dict(self) -> dict[str, Any]:
-        """All options by name: the keyword arguments of `ncode.solve`."""
-        return {it.name: getattr(self, it.name) for it in fields(self)}
+Callback = Callable[[Tensor, Any, Tensor], Any]
 
 
 class SampleInputs(NamedTuple):
     """Inputs of which every sample has a row of its own (or their gradients, None where not needed)."""
 
-    theta: tuple[Any, ...]  # the constant control
-    t0: Any
-    t1: Any
-    ts: Any  # saved times, None without
+    theta: tuple[Any, ...]  # constants of the system: the control where nothing drives it, and t0
+    span: Any  # t1 - t0
+    ts: Any  # saved times, counted from t0; None without
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
     """A checked batch of initial value problems.
 
-    Times are (batch,) in the precision of time (double); `t0_given`, `t1_given` and `ts_given` are as the user gave
-    them, so that gradients reach them.
+    Times are in the precision of time (double). `span` and `ts` are counted from t0, so that a late t0 costs no
+    precision; gradients reach t0, t1 and the saved times through them and through the constants `theta`.
     """
 
     system: System
     options: SolveOptions
     z0: State
-    theta: tuple[Tensor, ...]  # constant leaves: empty where feedback drives them
-    t0: Tensor
+    theta: tuple[Tensor, ...]  # constants of the system
+    t0: Tensor  # (batch,), as t1 and span
     t1: Tensor
+    span: Tensor
     ts: Tensor | None  # (batch, T)
-    t0_given: float | Tensor
-    t1_given: float | Tensor
     ts_given: Tensor | None
+    interval: tuple[float, float] | None  # t0 and t1, where both are numbers
     dense: bool
+    tolerance: Tolerance
+    keep_last: bool = False  # whether a sample that fails keeps its last state
+    whole_span: Tensor | None = None  # of the problem that this one is a part of
+    callback: Callback | None = None
+    save_steps: bool = False  # whether the times of accepted steps are part of the result
 
     @property
     def batch(self) -> int:
@@ -149,9 +72,49 @@ class Problem:
         return self.dense or self.ts is not None
 
     @property
+    def loop_tolerance(self) -> Tolerance | None:
+        """The tolerance of steps that are chosen by their error."""
+        return self.tolerance if self.options.dt is None else None
+
+    @property
     def inputs(self) -> SampleInputs:
         """The inputs with one row per sample, apart from z0."""
-        return SampleInputs(self.theta, self.t0, self.t1, self.ts)
+        return SampleInputs(self.theta, self.span, self.ts)
+
+    @property
+    def start(self) -> tuple[Tensor, State, State]:
+        """Time, state and constants at t0, without gradients."""
+        z, theta = (tuple(leaf.detach() for leaf in leaves) for leaves in (self.z0, self.theta))
+        return torch.zeros_like(self.t0), z, theta
+
+    @property
+    def control(self) -> tuple[Tensor, ...]:
+        """The leaves of a control that nothing drives."""
+        return self.theta[: len(self.theta) - self.system.time_constants]
+
+    @property
+    def duration(self) -> float | None:
+        """t1 - t0, where both are numbers."""
+        return None if self.interval is None else self.interval[1] - self.interval[0]
+
+    def check_resolution(self) -> None:
+        """Refuse times that the system's dtype cannot tell apart, for dynamics that use them."""
+        if is_symbolic() or (self.interval is None and not self.system.shifted):
+            return
+        if self.interval is not None:
+            latest, span = max(map(abs, self.interval)), abs(self.interval[1] - self.interval[0])
+        else:
+            ends, spans = torch.stack([self.t0.abs(), self.t1.abs()]).detach().amax(0), self.span
+            spans = (spans if self.whole_span is None else self.whole_span).detach().abs()
+            worst = int(torch.where(spans == 0, 0.0, ends / spans).argmax())
+            latest, span = float(ends[worst]), float(spans[worst])
+        rounding = torch.finfo(self.system.dtype).eps * latest
+        if span and rounding > 0.01 * span:
+            raise InputError(
+                f"times near {latest:.6g} are rounded by about {rounding:.2g} in {self.system.dtype}, too much for an"
+                f" interval of length {span:.3g}, and the dynamics use t: let time start at 0, or"
+                " solve in float64 (x0.double())"
+            )
 
     @property
     def fixed_count(self) -> int | None:
@@ -166,15 +129,13 @@ class Problem:
 
     @property
     def _steps_needed(self) -> int | None:
-        dt = self.options.dt
-        if dt is None or isinstance(self.t0_given, Tensor) or isinstance(self.t1_given, Tensor):
-            return None
-        return fixed_steps(self.t1_given - self.t0_given, dt)
+        dt, duration = self.options.dt, self.duration
+        return None if dt is None or duration is None else fixed_steps(duration, dt)
 
 
 def make_problem(
     dynamics: Dynamics,
-    x0: Tensor,
+    x0: Any,
     t0: Any,
     t1: Any,
     options: SolveOptions,
@@ -184,12 +145,21 @@ def make_problem(
     cost: Cost | None = None,
     save_at: Any = None,
     dense: bool = False,
+    keep_last: bool = False,
+    callback: Callback | None = None,
+    save_steps: bool = False,
 ) -> Problem:
     """Check the arguments of `solve` and make a Problem of them."""
     _check_functions(dynamics, feedback, cost)
-    dtype = check_state(x0)
+    states, x_spec, dtype = check_nested_state(x0)
+    states = tuple(map(_trainable, states))
+    x0 = states[0]
+    if options.implicit:
+        for leaf in states:
+            _check_implicit(options.tableau.name, leaf)
     leaves, spec = check_control(theta, x0)
-    _check_values(x0, leaves)
+    leaves = tuple(map(_trainable, leaves))
+    _check_values(states, leaves)
     driven = _check_driven(x0, leaves, spec) if feedback is not None else ()
     time = torch.float32 if x0.device.type == "mps" else torch.float64
     t0_given, t0_all = check_time("t0", t0, x0, time)
@@ -198,25 +168,51 @@ def make_problem(
         raise InputError('step="batch" takes one step for all samples, so t0 and t1 must be the same for all')
     ts_given, ts = (None, None) if save_at is None else check_saved(save_at, t0_all.detach(), t1_all.detach())
     costs = () if cost is None else (torch.zeros(x0.shape[0], dtype=dtype, device=x0.device),)
+    shifted = isinstance(t0_given, Tensor) or t0_given != 0.0
+    interval = None if isinstance(t0_given, Tensor) or isinstance(t1_given, Tensor) else (t0_given, t1_given)
     return Problem(
-        system=System(dynamics, feedback, cost, spec, dtype),
+        system=System(dynamics, feedback, cost, spec, dtype, shifted, x_spec=x_spec),
         options=options,
-        z0=(x0, *driven, *costs),
-        theta=() if feedback is not None else leaves,
+        z0=(*states, *driven, *costs),
+        theta=(*([] if feedback is not None else leaves), *([t0_all] if shifted else [])),
         t0=t0_all,
         t1=t1_all,
-        ts=ts,
-        t0_given=t0_given,
-        t1_given=t1_given,
+        span=t1_all - t0_all if shifted else t1_all,
+        ts=ts if ts is None or not shifted else ts - t0_all[:, None],
         ts_given=ts_given,
-        dense=dense,
+        interval=interval,
+        dense=check_flag("dense", dense),
+        tolerance=make_tolerance(options.rtol, options.atol, states, x_spec),
+        keep_last=check_flag("keep_last", keep_last),
+        callback=None if callback is None else _check_callback(callback),
+        save_steps=check_flag("save_steps", save_steps),
     )
+
+
+def _check_implicit(method: str, x0: Tensor) -> None:
+    """Refuse what methods that use Jacobians cannot do."""
+    if x0.is_complex():
+        raise InputError(
+            f"method {method!r} needs Jacobians, which exist for real states only; given {x0.dtype}: solve for"
+            " torch.view_as_real(x), or use an explicit method"
+        )
+    if is_symbolic():
+        raise InputError(
+            f"method {method!r} needs Jacobians, and does not work inside torch.func transforms, torch.export or a CUDA"
+            " graph of your own: use an explicit method there, or call solve outside"
+        )
+
+
+def _trainable(tensor: Tensor) -> Tensor:
+    """A tensor that autograd can use: a copy of one made under inference_mode."""
+    return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
 
 
 def check_state(x0: Any, name: str = "x0") -> torch.dtype:
     """Check x0; returns the real dtype that goes with it."""
     if not isinstance(x0, Tensor):
         raise InputError(f"{name} must be a tensor of shape (batch, ...); given {type(x0).__name__}")
+    check_tensor(name, x0)
     if x0.dim() == 0:
         raise InputError(f"{name} must have a batch dimension, (batch, ...); given shape (): use {name}[None]")
     if not (x0.is_floating_point() or x0.is_complex()):
@@ -229,6 +225,37 @@ def check_state(x0: Any, name: str = "x0") -> torch.dtype:
     if x0.shape[0] and x0[0].numel() == 0:
         raise InputError(f"{name} of shape {tuple(x0.shape)} has no elements in a sample")
     return x0.real.dtype if x0.is_complex() else x0.dtype
+
+
+def check_nested_state(x0: Any) -> tuple[State, pytree.TreeSpec | None, torch.dtype]:
+    """The leaves of x0, how they nest (None for one tensor), and the real dtype that goes with them."""
+    if isinstance(x0, Tensor):
+        return (x0,), None, check_state(x0)
+    try:
+        named, spec = pytree.tree_flatten_with_path(x0)
+    except RecursionError:
+        raise InputError("x0 is nested too deeply: use fewer levels of tuples, lists and dicts") from None
+    if not named:
+        raise InputError("x0 holds no tensor: give one (batch, ...), or a nested tuple, list or dict of such")
+    names = [f"x0{pytree.keystr(path)}" for path, _ in named]
+    leaves = tuple(leaf for _, leaf in named)
+    for leaf, name in zip(leaves, names, strict=True):
+        if not isinstance(leaf, Tensor):
+            where = "" if name == "x0" else f", in which {name} is {type(leaf).__name__}"
+            raise InputError(
+                "x0 must be a tensor of shape (batch, ...), or a nested tuple, list or dict of such; given"
+                f" {type(x0).__name__}{where}"
+            )
+    dtypes = [check_state(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
+    first = leaves[0]
+    for leaf, name, dtype in zip(leaves, names, dtypes, strict=True):
+        if leaf.shape[0] != first.shape[0]:
+            raise InputError(f"{name} has {leaf.shape[0]} samples and {names[0]} {first.shape[0]}: give both the same")
+        if leaf.device != first.device:
+            raise InputError(f"{name} is on {leaf.device} and {names[0]} on {first.device}: move one of them")
+        if dtype != dtypes[0]:
+            raise InputError(f"{name} is {leaf.dtype} and {names[0]} {first.dtype}: use one precision for all of x0")
+    return leaves, spec, dtypes[0]
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
@@ -256,20 +283,24 @@ def check_control(theta: Control, x0: Tensor) -> tuple[tuple[Tensor, ...], pytre
     """Flatten theta and check its leaves."""
     if theta is None:
         return (), None
-    leaves, spec = pytree.tree_flatten(theta)
+    try:
+        leaves, spec = pytree.tree_flatten(theta)
+    except RecursionError:
+        raise InputError("theta is nested too deeply: use fewer levels of tuples, lists and dicts") from None
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
             raise InputError(
                 "theta must be a tensor or a nested tuple, list or dict of tensors, each (batch, ...);"
                 f" given a leaf of type {type(leaf).__name__}"
             )
+        if leaf.device != x0.device:
+            raise InputError(f"theta is on {leaf.device} and x0 on {x0.device}: move one of them")
+        check_tensor("theta", leaf)
         if leaf.dim() == 0 or leaf.shape[0] != x0.shape[0]:
             raise InputError(
                 f"theta has a leaf of shape {tuple(leaf.shape)}, but the batch has {len(x0)} samples: every leaf must"
                 f" be ({len(x0)}, ...); expand a shared control, or use it in a closure"
             )
-        if leaf.device != x0.device:
-            raise InputError(f"theta is on {leaf.device} and x0 on {x0.device}: move one of them")
     return tuple(leaves), spec
 
 
@@ -277,11 +308,11 @@ def check_time(name: str, t: Any, x0: Tensor, dtype: torch.dtype) -> tuple[float
     """A time as it was given, and as (batch,) in the precision of time."""
     batch = x0.shape[0]
     if isinstance(t, numbers.Real) and not isinstance(t, bool):
-        if not math.isfinite(t):
-            raise InputError(f"{name} must be finite; given {t}")
-        return float(t), torch.full((batch,), float(t), dtype=dtype, device=x0.device)
+        number = check_number(name, t, low=-math.inf)
+        return number, torch.full((batch,), number, dtype=dtype, device=x0.device)
     if not isinstance(t, Tensor):
         raise InputError(f"{name} must be a number or a tensor of shape () or ({batch},); given {type(t).__name__}")
+    check_tensor(name, t)
     if t.is_complex() or t.dtype == torch.bool:
         raise InputError(f"{name} must be real; given {t.dtype}")
     if t.dim() > 1 or (t.dim() == 1 and len(t) != batch):
@@ -292,40 +323,48 @@ def check_time(name: str, t: Any, x0: Tensor, dtype: torch.dtype) -> tuple[float
     return t, t.to(x0.device, dtype).expand(batch)
 
 
-def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
-    """Saved times as they were given and as (batch, T): within [t0, t1], in the direction of the solve."""
+def check_times(name: str, ts: Any, t0: Tensor) -> tuple[Tensor, Tensor]:
+    """Times as they were given, (T,) or (batch, T), and as (batch, T)."""
     batch = t0.shape[0]
     try:
         given = ts if isinstance(ts, Tensor) else torch.as_tensor(ts, dtype=t0.dtype, device=t0.device)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise InputError(f"save_at must be a tensor of times or something like one; given {ts!r} ({error})") from None
+    except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
+        what = f"{name} must be a tensor of times or something like one; given {format_value(ts)}"
+        raise InputError(f"{what} ({error})") from None
+    check_tensor(name, given)
     if given.is_complex() or given.dtype == torch.bool:
-        raise InputError(f"save_at must be real; given {given.dtype}")
-    refuse_mapped("save_at", given)
+        raise InputError(f"{name} must be real; given {given.dtype}")
+    refuse_mapped(name, given)
     if given.dim() not in (1, 2) or (given.dim() == 2 and len(given) != batch):
         raise InputError(
-            f"save_at must have shape (T,), times shared by all, or ({batch}, T), each sample's own;"
+            f"{name} must have shape (T,), times shared by all, or ({batch}, T), each sample's own;"
             f" given {tuple(given.shape)}"
         )
-    full = given.to(t0.device, t0.dtype).expand(batch, given.shape[-1])
+    return given, given.to(t0.device, t0.dtype).expand(batch, given.shape[-1])
+
+
+def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
+    """Saved times as they were given and as (batch, T): within [t0, t1], towards t1, or nan (padding)."""
+    given, full = check_times("save_at", ts, t0)
     if is_symbolic() or full.numel() == 0:
         return given, full
-    times = full.detach()
-    forward = (t1 >= t0)[:, None]
-    ordered = torch.where(forward, times[:, 1:] >= times[:, :-1], times[:, 1:] <= times[:, :-1])
-    if not bool(ordered.all()):
+    times, missing = full.detach(), full.detach().isnan()
+    # The order of times that are there: a padded one counts as one before all others.
+    ahead = torch.where(missing, -math.inf, torch.where((t1 >= t0)[:, None], times, -times))
+    if not bool((missing | (ahead >= ahead.cummax(1).values)).all()):
         raise InputError("save_at is out of order: its times must go from t0 towards t1")
     low, high = torch.minimum(t0, t1)[:, None], torch.maximum(t0, t1)[:, None]
     # Times made in single precision may miss the interval's end by their rounding.
     slack = (4 * torch.finfo(given.dtype).eps if given.is_floating_point() else 0.0) * torch.maximum(
         low.abs(), high.abs()
     )
-    outside = ~((times >= low - slack) & (times <= high + slack))
+    outside = ~missing & ~((times >= low - slack) & (times <= high + slack))
     if bool(outside.any()):
         row = int(outside.any(1).nonzero()[0])
+        asked = times[row][~missing[row]]
         raise InputError(
             f"save_at has times outside of [t0, t1]: sample {row} is solved from {float(t0[row]):.6g} to"
-            f" {float(t1[row]):.6g}, and asked for {float(times[row].min()):.6g} to {float(times[row].max()):.6g}"
+            f" {float(t1[row]):.6g}, and asked for {float(asked.min()):.6g} to {float(asked.max()):.6g}"
         )
     inside = torch.minimum(torch.maximum(times, low), high)
     return given, full + (inside - times)  # moved by rounding at most, and without a gradient of its own
@@ -337,11 +376,18 @@ def _check_functions(dynamics: Any, feedback: Any, cost: Any) -> None:
             check_function(name, function, ("t", "x", "theta"))
 
 
-def _check_values(x0: Tensor, leaves: Sequence[Tensor]) -> None:
+def _check_callback(callback: Any) -> Callback:
+    if is_symbolic():
+        raise InputError("callback is called with values, and an exported or traced solve has none: leave it out")
+    return check_function("callback", callback, ("t", "x", "accepted"))
+
+
+def _check_values(states: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
     """Refuse a state or control that is not finite; which samples are, is read only if some are not."""
-    if is_symbolic() or all_finite((x0, *(leaf for leaf in leaves if leaf.dtype != torch.bool))):
+    if is_symbolic() or all_finite((*states, *(leaf for leaf in leaves if leaf.dtype != torch.bool))):
         return
-    check_finite("x0", x0)
+    for leaf in states:
+        check_finite("x0", leaf)
     for leaf in leaves:
         check_finite("theta", leaf)
 

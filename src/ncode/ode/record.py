@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .step import evaluate_dense
-from .system import State
+from .system import State, where
 
 
 class StepRecord(NamedTuple):
@@ -118,6 +118,63 @@ class DenseRecorder:
         return states, tuple(torch.stack([(it.dense or ())[i] for it in self.records]) for i in range(shown))
 
 
+class StepTimes:
+    """Keeps the times at which accepted steps end."""
+
+    def __init__(self) -> None:
+        self.records: list[StepRecord] = []
+
+    def add(self, record: StepRecord) -> None:
+        self.records.append(StepRecord(record.rows, record.t_next, record.t_next, record.h, (), number=record.number))
+
+    def table(self, t: Tensor, accepted: Tensor) -> Tensor:
+        """(batch, n + 1): 0 and the times after each of a sample's accepted steps, then nan. `t`: the last times."""
+        everyone = torch.arange(len(t), device=t.device)
+        table = t.new_full((len(t), 1 + int(accepted.max())), torch.nan)
+        table[:, 0] = 0.0
+        if self.records:
+            moved = torch.cat([it.h for it in self.records]) != 0
+            sample = torch.cat([everyone if it.rows is None else it.rows for it in self.records])[moved]
+            number = torch.cat([it.number for it in self.records if it.number is not None])[moved].long()
+            table[sample, number + 1] = torch.cat([it.t for it in self.records])[moved]
+        return table
+
+
+def join_tables(tables: Sequence[Tensor]) -> Tensor:
+    """Tables of times side by side, without the nan between and without times that occur twice."""
+    joined = torch.cat(list(tables), 1)
+    twice = torch.zeros_like(joined, dtype=torch.bool)
+    place = torch.arange(joined.shape[1], device=joined.device)
+    last = torch.where(joined.isnan(), -1, place).cummax(1).values[:, :-1]
+    before = torch.where(last >= 0, joined.gather(1, last.clamp_min(0)), torch.nan)
+    twice[:, 1:] = joined[:, 1:] == before
+    there = ~joined.isnan() & ~twice
+    order = torch.argsort(there, dim=1, descending=True, stable=True)
+    counts = there.sum(1, keepdim=True)
+    return torch.where(place < counts, joined.gather(1, order), torch.nan)[:, : int(counts.max())]
+
+
+class Observer:
+    """Calls the user's callback after each attempt, with copies of the whole batch: dropped samples included."""
+
+    def __init__(
+        self, callback: Callable[[Tensor, Any, Tensor], Any], t0: Tensor, z: State, nest: Callable[[State], Any]
+    ):
+        self.callback, self.t0, self.nest = callback, t0, nest
+        self.t, self.z = t0, z
+
+    def observe(self, rows: Tensor | None, t: Tensor, z: State, moved: Tensor) -> None:
+        """Take the times since t0 and the states after an attempt, and which samples moved."""
+        accepted = moved
+        if rows is None:
+            self.t, self.z = self.t0 + t, tuple(leaf.clone() for leaf in z[: len(self.z)])
+        else:
+            self.t = self.t.index_copy(0, rows, self.t0[rows] + t)
+            self.z = tuple(old.index_copy(0, rows, new) for old, new in zip(self.z, z, strict=False))
+            accepted = torch.zeros_like(self.t, dtype=torch.bool).index_copy(0, rows, moved)
+        self.callback(self.t.clone(), self.nest(tuple(leaf.clone() for leaf in self.z)), accepted)
+
+
 class _Entry(NamedTuple):
     """One attempt; `z` holds the states of the rows in `kept` (of all rows where that is None)."""
 
@@ -150,22 +207,38 @@ class Tape:
         self.entries.append(_Entry(record._replace(z=(), theta=(), dense=None, slopes=()), kept, z))
 
     def steps(
-        self, ok: Tensor, z0: State, *, keep_sample_order: bool, bucket_size: Callable[[int, int], int] | None = None
+        self,
+        ok: Tensor,
+        z0: State,
+        *,
+        may_reorder: Callable[[], bool],
+        replacement: Callable[[Tensor], State],
+        bucket_size: Callable[[int, int], int] | None = None,
     ) -> Steps:
         """The steps of the samples that did not fail.
 
-        With `keep_sample_order` every sample stays in its place. Otherwise the number of samples shrinks from step to
-        step, down to the sizes that `bucket_size` (of a backend) allows: then some samples have no step n, and stand
-        still at their last state.
+        Where samples took different steps and `may_reorder()` is true, the number of samples shrinks from step to step,
+        down to the sizes that `bucket_size` (of a backend) allows: then some samples have no step n, and stand still at
+        their last state. Otherwise every sample stays in its place; those that failed stand at `replacement(ok)`.
         """
-        together = self._common_attempts(ok, keep_sample_order)
-        if together is not None:
-            records = [self.entries[attempt].record._replace(z=self.entries[attempt].z) for attempt in together]
-            return EvenSteps(records, len(ok), together)
-        return self._uneven(ok, z0, keep_sample_order, bucket_size)
+        together = self._common_attempts(ok, False)
+        if together is None and not may_reorder():
+            fixed = None if bool(ok.all()) else (ok, replacement(ok))
+            together = self._common_attempts(ok, True)
+            return self._uneven(ok, z0, True, None, fixed) if together is None else self._even(together, len(ok), fixed)
+        return self._uneven(ok, z0, False, bucket_size) if together is None else self._even(together, len(ok))
+
+    def _even(self, together: Sequence[int], batch: int, fixed: tuple[Tensor, State] | None = None) -> EvenSteps:
+        records = [self.entries[attempt].record._replace(z=self.entries[attempt].z) for attempt in together]
+        return EvenSteps([_hold(record, fixed) for record in records], batch, together, fixed)
 
     def _uneven(
-        self, ok: Tensor, z0: State, keep_order: bool, bucket_size: Callable[[int, int], int] | None
+        self,
+        ok: Tensor,
+        z0: State,
+        keep_order: bool,
+        bucket_size: Callable[[int, int], int] | None,
+        fixed: tuple[Tensor, State] | None = None,
     ) -> UnevenSteps:
         """The steps of samples that took different steps: tables of where each one's step n is recorded."""
         batch, every, taken = len(ok), self.every, self._taken(ok, keep_order)
@@ -204,6 +277,7 @@ class Tape:
             states=states,
             kept=_table(rank[held], taken.number[held] // every, place, height, start),
             every=every,
+            fixed=fixed,
         )
 
     def _taken(self, ok: Tensor, keep_order: bool) -> _Taken:
@@ -247,6 +321,14 @@ class Tape:
         return states, torch.cat(places)
 
 
+def _hold(record: StepRecord, fixed: tuple[Tensor, State] | None) -> StepRecord:
+    """The step with failed samples held at their replacement."""
+    if fixed is None:
+        return record
+    ok, z = fixed
+    return record._replace(h=torch.where(ok, record.h, 0.0), z=where(ok, record.z, z) if record.z else ())
+
+
 def _table(rank: Tensor, number: Tensor, value: Tensor, height: int, empty: Tensor) -> Tensor:
     """(height, ranks): value at (number, rank), and below a rank's last entry that entry again; `empty` where none."""
     table = torch.zeros(height, len(empty), dtype=torch.long, device=empty.device)
@@ -272,11 +354,16 @@ class EvenSteps:
     records: list[StepRecord]
     samples: int
     attempts: Sequence[int]  # their positions among all attempts
+    fixed: tuple[Tensor, State] | None = None
     order: None = None
 
     @property
     def sizes(self) -> list[int]:
         return [self.samples] * len(self.records)
+
+    def reached(self, start: Tensor) -> Tensor:
+        """The time at which the last step ends; `start` without steps."""
+        return self.records[-1].t_next if self.records else start
 
     @property
     def counts(self) -> Tensor:
@@ -305,6 +392,7 @@ class UnevenSteps:
     states: State
     kept: Tensor  # (steps / every, samples): rows of the states
     every: int
+    fixed: tuple[Tensor, State] | None = None  # which samples did not fail, and the states of those that did
 
     def step(self, n: int) -> StepRecord:
         """Step n, with its states if they were kept."""
@@ -313,7 +401,7 @@ class UnevenSteps:
         z: State = ()
         if n % self.every == 0:
             z = tuple(leaf.index_select(0, self.kept[n // self.every, :size]) for leaf in self.states)
-        return StepRecord(None, t, t_next, h, z)
+        return _hold(StepRecord(None, t, t_next, h, z), self.fixed)
 
     def source(self, n: int) -> Tensor:
         """The rows of step n among those of all attempts."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from .._torch_private import pytree
 from ..errors import InputError, Status
 from .step import evaluate_dense
 from .system import State
@@ -35,10 +36,10 @@ class Stats:
     tensor([8, 8], dtype=torch.int32)
     """
 
-    nfe: Int[Tensor, "batch"]  # evaluations of the dynamics
+    nfe: Int[Tensor, "batch"]  # evaluations of the dynamics; a Jacobian counts as one
     steps: Int[Tensor, "batch"]  # accepted
     rejected: Int[Tensor, "batch"]
-    nfe_backward: Int[Tensor, "batch"] | None = None  # evaluations in backward, after it has run
+    nfe_backward: Int[Tensor, "batch"] | None = None  # in backward, after it has run; without Newton's iterations
     backend: str = "eager"
 
 
@@ -46,7 +47,8 @@ class Stats:
 class DenseOutput:
     """Dense output: a function of time, of the method's own order.
 
-    `begins` and `ends` are (batch, n): the times at which steps begin and end (equal where a sample stood still).
+    `begins` and `ends` are (batch, n): the times, counted from `t0`, at which steps begin and end (equal where a sample
+    stood still).
 
     >>> import torch, ncode
     >>> sol = ncode.solve(lambda t, x, theta: 2 * t[:, None], torch.zeros(1, 1), 0.0, 1.0, dense=True)
@@ -55,6 +57,7 @@ class DenseOutput:
     tensor([0.2500, 1.0000])
     """
 
+    t0: Tensor
     begins: Tensor
     ends: Tensor
     states: State
@@ -62,6 +65,7 @@ class DenseOutput:
 
     def __call__(self, t: Tensor) -> State:
         """Values at t (batch, T): for each leaf (batch, T, ...)."""
+        t = t - self.t0[:, None]
         forward = (self.ends[:, -1] >= self.begins[:, 0])[:, None]
         sign = torch.where(forward, 1.0, -1.0)
         ends = (self.ends.detach() * sign).contiguous()
@@ -81,13 +85,36 @@ class DenseOutput:
         return tuple(out)
 
 
+@dataclass(frozen=True)
+class EventRecord:
+    """The occurrences of one event, padded with nan to the largest number in one sample.
+
+    `ts` and `xs` have gradients. `xs` is the state before a reset.
+
+    >>> import torch, ncode
+    >>> turn = lambda t, x, theta: torch.stack([x[:, 1], -x[:, 0]], 1)
+    >>> zero = ncode.Event(lambda t, x, theta: x[:, 0], terminal=False)
+    >>> x0 = torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
+    >>> record = ncode.solve(turn, x0, 0.0, 6.0, events=zero, rtol=1e-8).events[0]
+    >>> record.counts
+    tensor([2, 0], dtype=torch.int32)
+    >>> (record.ts / torch.pi).round(decimals=6)
+    tensor([[0.5000, 1.5000],
+            [   nan,    nan]], dtype=torch.float64)
+    """
+
+    counts: Int[Tensor, "batch"]
+    ts: Float[Tensor, "batch n"]
+    xs: Inexact[Tensor, "batch n *state"]
+
+
 @dataclass(frozen=True, repr=False)
 class Solution:
     """The solution of a batch of controlled initial value problems.
 
     `x`, `theta` and `cost` are at t1, (batch, ...); `ts`, `xs` and `thetas` at the saved times, (batch, T, ...). With
     `dense=True` the solution is a function of time: `sol(t)` is x at one time for all, and with t of shape (T,) or
-    (batch, T) it is (batch, T, ...).
+    (batch, T) it is (batch, T, ...). `steps` are the times of accepted steps, if `save_steps=True`.
 
     >>> import torch, ncode
     >>> x0 = torch.ones(3, 2)
@@ -105,8 +132,10 @@ class Solution:
     stats: Stats
     codes: Int[Tensor, "batch"]  # the status of each sample as a number
     t: Float[Tensor, "batch"]  # the time that each sample reached
+    steps: Float[Tensor, "batch n"] | None = None  # t0 and the times after accepted steps, nan behind a sample's last
     dense: DenseOutput | None = None
     interval: tuple[Tensor, Tensor] | None = None
+    events: tuple[EventRecord, ...] = ()  # the occurrences of each event
 
     @cached_property
     def status(self) -> tuple[Status, ...]:
@@ -120,19 +149,23 @@ class Solution:
 
     def __repr__(self) -> str:
         named = {"x": self.x, "cost": self.cost, "xs": self.xs}
-        shapes = ", ".join(f"{name} {tuple(it.shape)}" for name, it in named.items() if it is not None)
+        given = {name: it for name, it in named.items() if it is not None}
+        shapes = ", ".join(f"{name} {pytree.tree_map(_shape, it)}" for name, it in given.items())
         counts = ", ".join(f"{count} {status.name}" for status, count in Counter(self.status).items())
         nfe = self.stats.nfe
         span = f"{int(nfe.min())} to {int(nfe.max())}" if nfe.numel() else "none"
         return f"Solution: {shapes}\n  status: {counts or 'empty'}\n  evaluations per sample: {span}"
 
-    def __call__(self, t: float | Tensor) -> Tensor:
+    def __call__(self, t: float | Tensor) -> Any:
         """x at any time between t0 and t1 (needs `dense=True`)."""
         if self.interval is None:
             raise InputError("this solution keeps no dense output: use solve(..., dense=True)")
-        batch = len(self.x)
+        batch = len(self.codes)
         t0, t1 = self.interval
-        at = torch.as_tensor(t, device=t0.device).to(t0.dtype)
+        # A number as a tensor would be in single precision.
+        at = (
+            t.to(t0.device, t0.dtype) if isinstance(t, Tensor) else torch.as_tensor(t, dtype=t0.dtype, device=t0.device)
+        )
         if at.dim() > 2 or (at.dim() == 2 and len(at) != batch):
             raise InputError(
                 f"times of shape {tuple(at.shape)}; a solution takes one time, (T,) for all samples,"
@@ -147,12 +180,16 @@ class Solution:
                 f" given {float(times.min()):.6g} to {float(times.max()):.6g}"
             )
         times = torch.minimum(torch.maximum(times, low), high)
-        value = (
-            self.x[:, None].expand(-1, times.shape[1], *self.x.shape[1:])
-            if self.dense is None
-            else self.dense(times)[0]
-        )
-        # A failed sample has no values beyond the time that it reached.
-        beyond = ((times - t0[:, None]).abs() > (self.t - t0)[:, None].abs()) & ~self.ok[:, None]
-        value = torch.where(beyond.reshape(*beyond.shape, *[1] * (value.dim() - 2)), torch.nan, value)
-        return value if at.dim() else value[:, 0]
+        leaves, spec = pytree.tree_flatten(self.x)
+        values = [leaf[:, None].expand(-1, times.shape[1], *leaf.shape[1:]) for leaf in leaves]
+        if self.dense is not None:
+            values = self.dense(times)[: len(leaves)]
+        # A sample that failed, or ended at an event, has no values beyond the time that it reached.
+        beyond = (times - t0[:, None]).abs() > (self.t - t0)[:, None].abs()
+        masks = [beyond.reshape(*beyond.shape, *[1] * (value.dim() - 2)) for value in values]
+        values = [torch.where(mask, torch.nan, value) for mask, value in zip(masks, values, strict=True)]
+        return pytree.tree_unflatten([value if at.dim() else value[:, 0] for value in values], spec)
+
+
+def _shape(leaf: Tensor) -> tuple[int, ...]:
+    return tuple(leaf.shape)

@@ -1,16 +1,16 @@
-"""One Runge-Kutta step of a batch, its error, and the size of the next step.
+"""One step of a batch, its error, and the size of the next step.
 
-`Step` is the pure function that the loop and all gradients are written on.
+`Step` is the pure function that the loop and all gradients are written on. Here: explicit Runge-Kutta steps.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,49 +18,101 @@ from torch import Tensor
 from ..errors import InputError
 from .system import RightHandSide, State, expand_like
 from .tableau import Tableau
+from .tolerance import Tolerance, batch_rms, largest_norm
 
 
 class StepResult(NamedTuple):
     """What one step returns."""
 
     z: State  # at t + h
-    end: State | None  # slope at t + h
+    start: State  # slope at t
+    end: State | None  # slope at t + h, where the next step reuses it
     errors: tuple[State, ...]  # one or two estimates of the error, each like z; none with fixed steps
     dense: State | None  # coefficients of sigma, sigma^2, ... of dense output, each (batch, powers, ...)
-    slopes: tuple[State, ...]  # of the stages, if requested
+    slopes: tuple[State, ...] = ()  # of the stages, if requested
+    failure: Tensor | None = None  # status of each sample, OK where the step could be computed
+    spent: Tensor | None = None  # evaluations of each sample, where their number is not fixed
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class Step(ABC):
     """A pure function (t, h, z, theta, first slope) -> StepResult, for one system and method.
 
-    `t` and `h` are (batch,) in the precision of time; h is negative for a solve backward in time and 0 for a sample
-    that stands still. `estimate` requests the error, `dense` the coefficients of dense output of x and theta, `slopes`
-    the slopes of the stages.
+    `t` and `h` are (batch,) in the precision of time, t counted from t0; h is negative for a solve backward in time and
+    0 for a sample that stands still. `estimate` requests the error, `dense` the coefficients of dense output of x and
+    theta, `slopes` what `quadrature` needs.
     """
 
     system: RightHandSide
-    tableau: Tableau
+    tableau: Any  # the coefficients, with at least `order` and `error_order`
     estimate: bool = False
     dense: bool = False
     slopes: bool = False
 
     @property
+    def signature(self) -> Hashable:
+        """Everything that the step depends on, apart from its system and its arguments."""
+        return self.tableau, self.estimate, self.dense, self.slopes
+
+    @property
     def needs_end(self) -> bool:
         """Whether the slope at the end is evaluated; it is then the first slope of the next step."""
+        return False
+
+    @property
+    @abstractmethod
+    def evaluations(self) -> int:
+        """Evaluations of the system per step; an end slope does not count, since it replaces the next first one."""
+
+    @property
+    def counts_evaluations(self) -> bool:
+        """Whether the result also has a number of evaluations that depends on the sample."""
+        return False
+
+    @property
+    @abstractmethod
+    def quadrature_points(self) -> int:
+        """Number of points that `quadrature` returns."""
+
+    @abstractmethod
+    def __call__(
+        self, t: Tensor, h: Tensor, z: State, theta: Sequence[Tensor], first: State | None = None
+    ) -> StepResult: ...
+
+    @abstractmethod
+    def quadrature(
+        self, h: Tensor, z: State, slopes: Sequence[State], dense: State | None
+    ) -> Iterator[tuple[float, float, State]]:
+        """Points (node, weight, state) such that h * sum weight * F(t + node h, state) integrates F along the step.
+
+        `z` is the state before the step; `slopes` and `dense` are what the step returned.
+        """
+
+
+@dataclass(frozen=True, eq=False)
+class ExplicitStep(Step):
+    """A step of an explicit Runge-Kutta method."""
+
+    tableau: Tableau
+
+    @property
+    def needs_end(self) -> bool:
         tableau = self.tableau
         return (self.estimate and tableau.error_needs_end) or (self.dense and tableau.dense_needs_end)
 
     @property
     def evaluations(self) -> int:
-        """Evaluations of the system per step; an end slope does not count, since it replaces the next first one."""
         return self.tableau.stages + (len(self.tableau.extra_a) if self.dense else 0)
+
+    @property
+    def quadrature_points(self) -> int:
+        return sum(1 for weight in self.tableau.b if weight)
 
     def __call__(
         self, t: Tensor, h: Tensor, z: State, theta: Sequence[Tensor], first: State | None = None
     ) -> StepResult:
         tableau, slope = self.tableau, self.system.bind(theta)
-        hs, times = expand_like(h.to(self.system.dtype), z), self._times(t, h)
+        hs, times = expand_like(h.to(self.system.dtype), z), self._times(t, h, theta)
 
         slopes = [slope(times[0], z) if first is None else first]
         for time, row in zip(times[1:], tableau.a[1:], strict=False):
@@ -78,19 +130,28 @@ class Step:
             for time, row in zip(times[tableau.stages + 1 :], tableau.extra_a, strict=True):
                 slopes.append(slope(time, advance(z, hs, slopes, row)))
             dense = self._dense(slopes, hs)
-        return StepResult(z1, end, errors, dense, stages)
+        return StepResult(z1, slopes[0], end, errors, dense, stages)
 
-    def _times(self, t: Tensor, h: Tensor) -> Sequence[Tensor]:
-        """The times of the stages, of the end and of dense output's further stages."""
-        nodes = (*self.tableau.c, 1.0, *(self.tableau.extra_c if self.dense else ()))
+    def quadrature(
+        self, h: Tensor, z: State, slopes: Sequence[State], dense: State | None
+    ) -> Iterator[tuple[float, float, State]]:
+        """The stages with their weights."""
+        tableau, hs = self.tableau, expand_like(h.to(self.system.dtype), z)
+        for node, weight, row in zip(tableau.c, tableau.b, tableau.a, strict=True):
+            if weight:
+                yield node, weight, advance(z, hs, slopes, row) if any(row) else z
+
+    def _times(self, t: Tensor, h: Tensor, theta: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The system's times at the stages, at the end and at dense output's further stages."""
+        nodes, clock = (*self.tableau.c, 1.0, *(self.tableau.extra_c if self.dense else ())), self.system.clock
         if torch.compiler.is_compiling():
-            return [(t + c * h).to(self.system.dtype) for c in nodes]
+            return [clock(theta, t + c * h) for c in nodes]
         # One operation for all times: in eager mode each small operation counts.
-        return torch.addcmul(t, _column(nodes, t.dtype, t.device), h).to(self.system.dtype).unbind()
+        return clock(theta, torch.addcmul(t, _column(nodes, t.dtype, t.device), h)).unbind()
 
     def _dense(self, slopes: Sequence[State], hs: Sequence[Tensor]) -> State:
         """Coefficients of the powers of sigma, for x and the driven control (the cost is not interpolated)."""
-        shown = 1 + self.system.driven
+        shown = self.system.shown
         slopes, hs = [k[:shown] for k in slopes], hs[:shown]
         columns = [weighted_sum(slopes, column, hs) for column in zip(*self.tableau.dense, strict=True)]
         return tuple(torch.stack(leaves, dim=1) for leaves in zip(*columns, strict=True))
@@ -209,10 +270,10 @@ class PID(StepSizeRule):
     largest: float = 10.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.safety < 1 or not 0 < self.smallest < 1 < self.largest:
+        if not 0 < self.safety < 1 or not 1e-12 <= self.smallest < 1 < self.largest <= 1e12:
             raise InputError(
-                f"PID needs 0 < safety < 1 and 0 < smallest < 1 < largest; given safety={self.safety},"
-                f" smallest={self.smallest}, largest={self.largest}"
+                "PID needs 0 < safety < 1 and 1e-12 <= smallest < 1 < largest <= 1e12; given"
+                f" safety={self.safety}, smallest={self.smallest}, largest={self.largest}"
             )
         if self.i <= 0:
             raise InputError(f"PID needs an integral gain i > 0, or steps never recover; given i={self.i}")
@@ -230,54 +291,15 @@ class PID(StepSizeRule):
         return factor.clamp(self.smallest, self.largest)
 
 
-@dataclass(frozen=True)
-class Tolerance:
-    """Error relative to tolerance: a step is good if it is at most 1."""
+class StepLimits(NamedTuple):
+    """The smallest and the largest step that may be tried; only the last one, which ends at t1, may be smaller."""
 
-    rtol: float
-    atol: float
+    low: float = 0.0
+    high: float = math.inf
 
-    def ratio(self, system: RightHandSide, z: State, z1: State, errors: Sequence[State]) -> Tensor:
-        """(batch,): the largest of the parts' ratios, each a root mean square over the part's elements."""
-        scales = [self.scale(torch.maximum(a.abs(), b.abs())) for a, b in zip(z, z1, strict=True)]
-        ratio = largest_norm(system, errors[0], scales)
-        for low in errors[1:]:
-            # Hairer's rule for DOP853: the low-order estimate tells how much smaller than the high one the error is.
-            other = largest_norm(system, low, scales)
-            combined = (ratio * ratio + 0.01 * other * other).sqrt()
-            ratio = ratio * ratio / combined.clamp_min(torch.finfo(ratio.dtype).tiny)
-        return ratio
-
-    def scale(self, size: Tensor) -> Tensor:
-        """The error that is allowed for values of this size."""
-        return size * self.rtol + max(self.atol, torch.finfo(size.dtype).tiny)
-
-
-def largest_norm(system: RightHandSide, leaves: State, scales: Sequence[Tensor]) -> Tensor:
-    """(batch,): the largest norm of the system's parts."""
-    norms = [_rms(leaves[part], scales[part]) for part in system.parts]
-    largest = norms[0]
-    for norm in norms[1:]:
-        largest = torch.maximum(largest, norm)
-    return largest
-
-
-def _rms(leaves: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
-    """Root mean square of the scaled elements of one part, one value per sample."""
-    squares = [
-        (leaf / scale).abs().square().sum(dim=tuple(range(1, leaf.dim())))
-        if leaf.dim() > 1
-        else (leaf / scale).abs().square()
-        for leaf, scale in zip(leaves, scales, strict=True)
-    ]
-    count = sum(leaf[0].numel() for leaf in leaves)
-    return (sum(squares[1:], squares[0]) / count).sqrt()
-
-
-def batch_rms(ratio: Tensor, mask: Tensor) -> Tensor:
-    """(batch,): the root mean square over the samples in the mask, the same value for all."""
-    squares = torch.where(mask, ratio, 0.0).square()
-    return (squares.sum() / mask.sum().clamp_min(1)).sqrt().expand_as(ratio)
+    def clamp(self, h: Tensor) -> Tensor:
+        """Steps (batch,), signed, within the limits."""
+        return h if self == (0.0, math.inf) else torch.copysign(h.abs().clamp(self.low, self.high), h)
 
 
 def first_step(
@@ -297,7 +319,7 @@ def first_step(
     `shared`, a (batch,) mask, makes it one step for these samples, by their mean sizes.
     """
     span = t1 - t0
-    scales = [tolerance.scale(leaf.abs()) for leaf in z]
+    scales = tolerance.scales([leaf.abs() for leaf in z])
 
     def size(leaves: State) -> Tensor:
         sizes = largest_norm(system, leaves, scales).to(span.dtype)
@@ -308,7 +330,7 @@ def first_step(
     h0 = torch.minimum(h0, span.abs()) * span.sign()
 
     hs = expand_like(h0.to(system.dtype), z)
-    trial = system.bind(theta)((t0 + h0).to(system.dtype), advance(z, hs, [slope], (1.0,)))
+    trial = system.bind(theta)(system.clock(theta, t0 + h0), advance(z, hs, [slope], (1.0,)))
     change = tuple(b - a for a, b in zip(slope, trial, strict=True))
     d2 = size(change) / h0.abs()
     steepest = torch.maximum(d1, d2)
@@ -316,9 +338,14 @@ def first_step(
     h = torch.minimum(100 * h0.abs(), h1)
     # A trial that is not finite says only that h0 was too long: try it and let the loop shrink it.
     h = torch.where(h.isfinite(), h, h0.abs())
+    # With atol = 0 an element that is 0 asks for a step of 0; from this one the loop grows or fails.
+    h = torch.maximum(h, 1e4 * torch.finfo(span.dtype).eps * span.abs())
     return torch.minimum(h, span.abs()) * span.sign()
 
 
 def fixed_steps(span: float, dt: float) -> int:
     """Number of steps of size dt that cover the span, forgiving rounding in their ratio."""
-    return max(math.ceil(abs(span) / dt * (1 - 1e-12) - 1e-9), int(span != 0))
+    count = abs(span) / dt * (1 - 1e-12) - 1e-9
+    if not count < 2**62:
+        raise InputError(f"dt = {dt:.3g} is too small for an interval of length {abs(span):.3g}: use a larger step")
+    return max(math.ceil(count), int(span != 0))

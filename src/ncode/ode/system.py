@@ -1,7 +1,7 @@
 """The system that is integrated, dz/dt = (f, g, l) for z = (x, theta, cost), and trees of tensors.
 
-A state z is a tuple of tensors, each (batch, ...): x, then the leaves of theta where feedback drives them, then the
-running cost where there is one. A control without feedback is a constant of the flow and never part of z.
+A state z is a tuple of tensors, each (batch, ...): the leaves of x, then those of theta where feedback drives them,
+then the running cost where there is one. A control without feedback is a constant of the flow and never part of z.
 
 What travels through a solve (the loop's state, a step's inputs and gradients) is a tree: nested (named) tuples whose
 leaves are tensors, None, or plain values, so that one function can flatten, select or copy all of it. Named tuples need
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._torch_private import pytree
 from ..errors import InputError
@@ -24,9 +24,18 @@ State = tuple[Tensor, ...]
 Tree = TypeVar("Tree")
 Slope = Callable[[Tensor, State], State]
 Control = Any  # None, a tensor, or a nested tuple, list or dict of tensors
-Dynamics = Callable[[Tensor, Tensor, Any], Tensor]
-Feedback = Callable[[Tensor, Tensor, Any], Any]
-Cost = Callable[[Tensor, Tensor, Any], Tensor]
+Dynamics = Callable[[Tensor, Any, Any], Any]
+Feedback = Callable[[Tensor, Any, Any], Any]
+Cost = Callable[[Tensor, Any, Any], Tensor]
+
+CHANGES_ARGUMENT = (
+    "the dynamics, the feedback or the cost changed t, x or theta in place: return a new tensor instead (nn.ReLU()"
+    " for nn.ReLU(inplace=True), x + 1 for x.add_(1)), or work on x.clone()"
+)
+REUSES_OUTPUT = (
+    "the dynamics, the feedback or the cost wrote into a tensor that they had returned before (out=..., or a buffer"
+    " that is filled anew): a step needs the slopes of several evaluations, so return a new tensor each time"
+)
 
 
 class RightHandSide(Protocol):
@@ -38,8 +47,8 @@ class RightHandSide(Protocol):
         ...
 
     @property
-    def driven(self) -> int:
-        """Number of leaves of theta that are part of z."""
+    def shown(self) -> int:
+        """Number of leaves of z that saved times and dense output show: x and the driven control."""
         ...
 
     @property
@@ -47,20 +56,36 @@ class RightHandSide(Protocol):
         """The parts of z whose errors have norms of their own."""
         ...
 
+    def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
+        """The times that the system receives, for times `t` (..., batch) of the loop."""
+        ...
+
+    def jacobian(self, theta: Sequence[Tensor]) -> Callable[[Tensor, Tensor], Any] | None:
+        """d(dx/dt)/dx as a function of (time of the clock, x), where z is x alone and its dynamics supply it."""
+        ...
+
     def bind(self, theta: Sequence[Tensor]) -> Slope:
-        """dz/dt as a function of (t, z), with the constants theta."""
+        """dz/dt as a function of (time of the clock, z), with the constants theta."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class System:
-    """dz/dt of the whole system, and where each part lies in z."""
+    """dz/dt of the whole system, and where each part lies in z.
+
+    The loop counts time from t0, so that a late t0 costs no precision. Its constants `theta` are the control's leaves,
+    unless feedback drives them; behind them the earliest and the latest time that the functions may receive, if
+    `bounded`; and t0 last, unless it is 0 for all samples.
+    """
 
     dynamics: Dynamics
     feedback: Feedback | None
     cost: Cost | None
     spec: pytree.TreeSpec | None  # how theta's leaves nest; None without a control
     dtype: torch.dtype
+    shifted: bool = False  # whether the last constant is t0
+    bounded: bool = False  # whether two constants before it limit the time, so that no stage reaches beyond a jump
+    x_spec: pytree.TreeSpec | None = None  # how x's leaves nest; None if x is one tensor
 
     @property
     def functions(self) -> tuple[Callable[..., Any] | None, ...]:
@@ -72,16 +97,39 @@ class System:
         return self.spec.num_leaves if self.feedback is not None and self.spec is not None else 0
 
     @property
+    def states(self) -> int:
+        """Number of leaves of x."""
+        return 1 if self.x_spec is None else self.x_spec.num_leaves
+
+    @property
     def shown(self) -> int:
         """Number of leaves of z that saved times and dense output show: x and the driven control."""
-        return 1 + self.driven
+        return self.states + self.driven
 
     @property
     def parts(self) -> tuple[slice, ...]:
         """x, theta and the cost have norms of their own, so that a large control cannot hide an error of x."""
-        theta = (slice(1, self.shown),) if self.driven else ()
+        theta = (slice(self.states, self.shown),) if self.driven else ()
         cost = (slice(self.shown, self.shown + 1),) if self.cost is not None else ()
-        return (slice(0, 1), *theta, *cost)
+        return (slice(0, self.states), *theta, *cost)
+
+    @property
+    def time_constants(self) -> int:
+        """Number of constants behind those of the control."""
+        return self.shifted + 2 * self.bounded
+
+    def arguments(self, z: State, theta: Sequence[Tensor]) -> tuple[Any, Control]:
+        """x and the control, as the user's functions receive them."""
+        leaves = z[self.states : self.shown] if self.driven else theta[: len(theta) - self.time_constants]
+        return self.nest_x(z), self.nest(leaves)
+
+    def nest_x(self, leaves: Sequence[Tensor]) -> Any:
+        """x of the first leaves, nested as the user nested x0."""
+        return leaves[0] if self.x_spec is None else pytree.tree_unflatten(leaves[: self.states], self.x_spec)
+
+    def flatten_x(self, x: Any, name: str) -> list[Any]:
+        """Leaves of what a function returned, which must be nested as x0 is."""
+        return [x] if self.x_spec is None else _flatten_as(self.x_spec, x, name, "x0")
 
     def nest(self, leaves: Sequence[Tensor]) -> Control:
         """Leaves of theta, nested as the user nested them."""
@@ -90,38 +138,58 @@ class System:
     def flatten(self, control: Control) -> list[Any]:
         """Leaves of what the feedback returned, which must be nested as theta is."""
         assert self.spec is not None
-        try:
-            return self.spec.flatten_up_to(control)
-        except ValueError as error:
-            given = pytree.tree_map(type, control)
-            raise InputError(
-                f"the feedback returned {given}: it must return tensors nested as theta is, {self.spec} ({error})"
-            ) from None
+        return _flatten_as(self.spec, control, "the feedback", "theta")
+
+    def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
+        time = (t + theta[-1] if self.shifted else t).to(self.dtype)
+        if not self.bounded:
+            return time
+        low, high = theta[-3], theta[-2]
+        # A time moved by one rounding error still has the gradient of the time itself.
+        return time + (torch.minimum(torch.maximum(time, low), high) - time).detach()
+
+    def jacobian(self, theta: Sequence[Tensor]) -> Callable[[Tensor, Tensor], Any] | None:
+        supplied = getattr(self.dynamics, "jacobian", None)
+        if supplied is None or self.feedback is not None or self.cost is not None or self.x_spec is not None:
+            return None
+        control = self.nest(theta[: len(theta) - self.time_constants])
+        return lambda t, x: supplied(t, x, control)
 
     def bind(self, theta: Sequence[Tensor]) -> Slope:
-        """dz/dt as a function of (t, z); `theta` holds the control's leaves where nothing drives it."""
-        constant = None if self.driven else self.nest(theta)
+        leaves = theta[: len(theta) - self.time_constants]
+        constant = None if self.driven else self.nest(leaves)
+        returned: list[tuple[Tensor, int]] = []  # by the evaluation before, with versions
 
         def slope(t: Tensor, z: State) -> State:
-            x, control = z[0], self.nest(z[1 : self.shown]) if self.driven else constant
-            slopes = [self.dynamics(t, x, control)]
+            x, control = self.nest_x(z), self.nest(z[self.states : self.shown]) if self.driven else constant
+            given = (t, *z, *leaves)
+            before = _versions(given)
+            slopes = self.flatten_x(self.dynamics(t, x, control), "the dynamics")
             if self.feedback is not None:
                 slopes.extend(self.flatten(self.feedback(t, x, control)))
             if self.cost is not None:
                 slopes.append(self.cost(t, x, control))
+            self.check_slope(z, slopes)
+            if _versions(given) != before:
+                raise InputError(CHANGES_ARGUMENT)
+            if any(version_of(k) != version for k, version in returned):
+                raise InputError(REUSES_OUTPUT)
+            returned[:] = [(k, version_of(k)) for k in slopes]
             return tuple(slopes)
 
         return slope
 
     def check_slope(self, z: State, slope: Sequence[Any]) -> None:
         """Check what the dynamics, the feedback and the cost returned."""
-        names = ["the dynamics"] + ["the feedback"] * self.driven + ["the cost"] * (self.cost is not None)
         if len(slope) != len(z):
             raise InputError(
                 f"the feedback returned {len(slope) - len(z) + self.driven} tensors for a control of {self.driven}:"
                 " it must return tensors nested as theta is"
             )
-        for name, leaf, k in zip(names, z, slope, strict=True):
+        for number, (leaf, k) in enumerate(zip(z, slope, strict=True)):
+            if isinstance(k, Tensor) and _is_like(k, leaf):
+                continue
+            name = "the dynamics" if number < self.states else "the feedback" if number < self.shown else "the cost"
             if not isinstance(k, Tensor):
                 raise InputError(f"{name} must return a tensor; returned {type(k).__name__}")
             if k.shape != leaf.shape:
@@ -131,6 +199,74 @@ class System:
                 raise InputError(f"{name} returned {k.dtype}; expected {leaf.dtype}: convert it with .to(x.dtype)")
             if k.device != leaf.device:
                 raise InputError(f"{name} returned a tensor on {k.device}; expected {leaf.device}")
+            raise InputError(f"{name} returned a tensor stored as {k.layout}: use .to_dense()")
+
+
+def _flatten_as(spec: pytree.TreeSpec, tree: Any, name: str, like: str) -> list[Any]:
+    """The leaves of what a function returned, which must be nested by this spec."""
+    try:
+        return spec.flatten_up_to(tree)
+    except ValueError as error:
+        given = pytree.tree_map(type, tree)
+        raise InputError(
+            f"{name} returned {given}: it must return tensors nested as {like} is, {spec} ({error})"
+        ) from None
+
+
+class Positions:
+    """Whether samples may change their places in the batch, or be left out of it; found out when it first matters.
+
+    Not if a capture may have one row per sample. A weight that happens to have such a size is not distinguished:
+    keeping all samples in their places is then only slower. Otherwise one evaluation of some samples, in another order,
+    is compared with that of the whole batch.
+    """
+
+    def __init__(self, captures: Sequence[Tensor], batch: int):
+        holds_samples = any(batch in tensor.shape for tensor in captures)
+        self.free: bool | None = False if holds_samples else True if batch == 1 else None
+
+    def are_free(
+        self, system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State | None = None
+    ) -> bool:
+        """Whether places do not matter; `slope` is dz/dt at (t, z), if it is known."""
+        if self.free is None:
+            with torch.no_grad():
+                self.free = _is_same_elsewhere(system, t, z, theta, slope)
+        return self.free
+
+
+def _is_same_elsewhere(
+    system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State | None
+) -> bool:
+    """Whether the second half of the samples, reversed and alone, has the slopes that it has in the batch."""
+    rows = torch.arange(len(t) - 1, len(t) // 2 - 1, -1, device=t.device)
+    whole = slope if slope is not None else system.bind(theta)(system.clock(theta, t), z)
+    some = tuple(leaf.index_select(0, rows) for leaf in theta)
+    try:
+        alone = system.bind(some)(system.clock(some, t[rows]), tuple(leaf.index_select(0, rows) for leaf in z))
+    except Exception:  # whatever it is, the dynamics work on the whole batch
+        return False
+    for a, b in zip(alone, (leaf.index_select(0, rows) for leaf in whole), strict=True):
+        a, b = a.reshape(len(rows), -1), b.reshape(len(rows), -1)
+        allowed = 1e3 * torch.finfo(a.dtype).eps * torch.maximum(a.abs(), b.abs()).amax(1, keepdim=True)
+        failed = ~b.isfinite().all(1, keepdim=True)
+        if not bool((((a - b).abs() <= allowed) | failed).all()):
+            return False
+    return True
+
+
+def _is_like(k: Tensor, leaf: Tensor) -> bool:
+    alike = k.shape == leaf.shape and k.dtype == leaf.dtype and k.device == leaf.device
+    return alike and k.layout == leaf.layout
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [version_of(tensor) for tensor in tensors]
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often a tensor was changed in place; 0 for those that do not count it."""
+    return 0 if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_inference() else tensor._version
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Tree) -> Tree:

@@ -1,21 +1,20 @@
 """The Inductor backend: `compile=True`.
 
 The start, an attempt and the pullback of a step are traced once per shape and compiled by TorchInductor; on CUDA the
-last two are replayed as CUDA graphs. As with any traced function, Python values that the dynamics read are constants
-of the graph; tensors are not.
+last two are replayed as CUDA graphs. Python values that the dynamics read are constants of the graph, which is made
+anew when they change; tensors are arguments.
 """
 
 from __future__ import annotations
 
-import contextlib
-import types
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..captures import IsolatedFunction, torch_settings
+from ..captures import IsolatedFunction, fingerprint, torch_settings
 from ..system import System, tensors_of
 from . import Backend, TensorFunction
 from .graph import CompiledFunction
@@ -23,6 +22,7 @@ from .layout import to_batch_last
 
 BUCKET = 8  # compiled batches shrink by this factor: every size is a shape of its own
 _LIMIT = 64  # compiled functions kept; the least recently used are dropped
+_identities: WeakKeyDictionary[System, Hashable] = WeakKeyDictionary()
 _compiled: OrderedDict[Hashable, tuple[Any, CompiledFunction]] = OrderedDict()
 
 
@@ -76,32 +76,13 @@ def _structure(tree: Any) -> Hashable:
 
 
 def _identity_of_system(system: Any) -> Hashable:
+    """What the system's functions do; found once per solve, since it takes a while."""
     if system is None:
         return None
     assert isinstance(system, System)
-    return tuple(map(_identity, system.functions)), str(system.spec), system.dtype
-
-
-def _identity(function: Any, within: tuple[int, ...] = ()) -> Hashable:
-    """Equal for functions that do the same with the same objects: a fresh lambda is nothing new."""
-    if id(function) in within:
-        return "itself", within.index(id(function))
-    inside = (*within, id(function))
-    if isinstance(function, types.FunctionType):
-        values = []
-        for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # a variable that is bound later
-                values.append(cell.cell_contents)
-        inner = tuple(_identity(value, inside) for value in (*values, *(function.__defaults__ or ())))
-        return function.__code__, inner, id(function.__globals__)
-    if isinstance(function, IsolatedFunction):
-        return "isolated", _identity(function.function, inside)
-    if isinstance(function, types.MethodType):
-        return function.__func__.__code__, _identity(function.__self__, inside)
-    if isinstance(function, nn.Module):
-        return id(function), tuple(module.training for module in function.modules())
-    if isinstance(function, Tensor):
-        return "tensor"  # an argument of the graph: its shape is part of the key, its value is not
-    if function is None or isinstance(function, (bool, int, float, str)):
-        return type(function), function
-    return id(function)
+    if system not in _identities:
+        functions = [it.function if isinstance(it, IsolatedFunction) else it for it in system.functions]
+        isolated = any(isinstance(it, IsolatedFunction) for it in system.functions)
+        shape = str(system.spec), str(system.x_spec), system.dtype, system.shifted, system.bounded
+        _identities[system] = fingerprint(functions), isolated, *shape
+    return _identities[system]

@@ -52,6 +52,11 @@ def force_batch_last(graph: torch.fx.GraphModule, batch: int) -> None:
         # A view that joins the batch with what comes after it cannot follow; a reshape copies where it has to.
         if node.op == "call_function" and node.target in (_aten.view.default, _aten._unsafe_view.default):
             node.target = _aten.reshape.default
+        # The two parts of a complex number must lie side by side.
+        if node.op == "call_function" and node.target is _aten.view_as_complex.default:
+            with graph.graph.inserting_before(node):
+                layout: dict[str, Any] = {"memory_format": torch.contiguous_format}
+                node.args = (graph.graph.call_function(_aten.clone.default, node.args, layout),)
     graph.recompile()
 
 

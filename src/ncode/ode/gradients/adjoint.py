@@ -21,16 +21,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...errors import SolveError, Status
+from ...errors import InputError, SolveError, Status
 from ..backends import EAGER
-from ..captures import ForwardContext
 from ..integrate import Attempt, integrate, start_loop
-from ..problem import Problem, SampleInputs
+from ..problem import SampleInputs
 from ..record import StepRecord
-from ..solution import Stats
-from ..step import Step, advance
+from ..step import Step
 from ..system import Slope, State, System, expand_like, where
-from .function import InputGradients, Outputs
+from .function import (
+    OTHER_FUNCTION,
+    ForwardContext,
+    InputGradients,
+    Outputs,
+    Pullback,
+    deviates,
+    inner_product,
+    refuse_unknown,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,35 +46,45 @@ class AdjointSystem:
 
     forward: System
     context: ForwardContext
+    captures: tuple[Tensor, ...]  # that require a gradient
 
     @property
     def dtype(self) -> torch.dtype:
         return self.forward.dtype
 
     @property
-    def driven(self) -> int:
-        return 0
+    def shown(self) -> int:
+        return 2 * self.width  # dense output, which quadratures of implicit steps use, shows all of (z, a)
 
     @property
     def width(self) -> int:
         """Leaves of z that are integrated."""
-        return 1 + self.forward.driven
+        return self.forward.shown
 
     @property
     def parts(self) -> tuple[slice, ...]:
         parts = self.forward.parts[: 2 if self.forward.driven else 1]
         return (*parts, *(slice(p.start + self.width, p.stop + self.width) for p in parts))
 
+    def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
+        return self.forward.clock(theta[:-1], t)
+
+    def jacobian(self, theta: Sequence[Tensor]) -> None:
+        return None
+
     def bind(self, theta: Sequence[Tensor]) -> Slope:
         """d(z, a)/dt as a function of (t, (z, a))."""
         return lambda t, state: self._slope(t, state[: self.width], state[self.width :], theta)
 
     def _slope(self, t: Tensor, z: State, a: State, constants: Sequence[Tensor]) -> State:
-        z = tuple(leaf.detach().requires_grad_() for leaf in z)
+        graph = torch.is_grad_enabled()  # implicit steps differentiate this slope once more
+        if not graph:
+            z = tuple(leaf.detach().requires_grad_() for leaf in z)
         slope, cotangents = self.slope(t, z, a, constants)
-        pulled = pull(slope, z, cotangents)
+        pulled = pull(slope, z, cotangents, graph)
         minus = tuple(torch.zeros_like(leaf) if grad is None else -grad for leaf, grad in zip(z, pulled, strict=True))
-        return (*(k.detach() for k in slope[: self.width]), *minus)
+        slope = slope[: self.width]
+        return (*(slope if graph else (k.detach() for k in slope)), *minus)
 
     def slope(self, t: Tensor, z: State, a: State, constants: Sequence[Tensor]) -> tuple[State, State]:
         """(f, g, l) with a graph, and what to pull it with."""
@@ -75,51 +92,59 @@ class AdjointSystem:
         full = (*z, torch.zeros_like(c)) if self.forward.cost is not None else z
         with torch.enable_grad(), self.context:
             slope = self.forward.bind(theta)(t, full)
+        refuse_unknown(slope, (t, *z, *theta, *self.captures))
         return slope, (*a, c) if self.forward.cost is not None else a
 
 
-def pull(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
-    """Vector-Jacobian products, None where nothing depends on an input."""
+def pull(
+    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], graph: bool = False
+) -> Sequence[Tensor | None]:
+    """Vector-Jacobian products, None where nothing depends on an input; `graph` makes them differentiable."""
     linked = [(out, cot) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
     if not linked or not inputs:
         return [None] * len(inputs)
     outs, cots = zip(*linked, strict=True)
-    return torch.autograd.grad(outs, inputs, cots, allow_unused=True)
+    return torch.autograd.grad(outs, inputs, cots, create_graph=graph, allow_unused=True)
 
 
 class Quadrature:
-    """Integrates a dh/dp + c dl/dp along accepted steps: sum_i h b_i (a dh/dp) at the stages of each."""
+    """Integrates a dh/dp + c dl/dp along accepted steps: sum_i h w_i (a dh/dp) at points of each."""
 
-    def __init__(self, system: AdjointSystem, step: Step, theta: Sequence[Tensor], captures: Sequence[Tensor]):
+    def __init__(
+        self,
+        system: AdjointSystem,
+        step: Step,
+        theta: Sequence[Tensor],
+        wanted: Sequence[bool],
+        captures: Sequence[Tensor],
+    ):
         self.system, self.step, self.captures = system, step, captures
-        self.theta = [torch.zeros_like(leaf) for leaf in theta]
+        self.theta = [torch.zeros_like(leaf) if want else None for leaf, want in zip(theta, wanted, strict=True)]
         self.sums: list[Tensor | None] = [None] * len(captures)
         self.calls = 0
 
     def add(self, record: StepRecord) -> None:
-        if not self.captures and not self.theta:
+        if not self.captures and not any(total is not None for total in self.theta):
             return
         if record.h.device.type == "cpu" and not bool(record.h.any()):  # on CUDA checking would synchronise
             return
-        tableau, width = self.step.tableau, self.system.width
-        hs = expand_like(record.h.to(self.system.dtype), record.z)
+        width = self.system.width
         *theta, c = record.theta
-        theta = [leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex()) for leaf in theta]
+        pairs = zip(theta, self.theta, strict=True)
+        theta = [leaf.detach().requires_grad_(total is not None) for leaf, total in pairs]
         inputs = [*(leaf for leaf in theta if leaf.requires_grad), *self.captures]
-        for i, (node, weight, row) in enumerate(zip(tableau.c, tableau.b, tableau.a, strict=True)):
-            if not weight:
-                continue
-            state = advance(record.z, hs, record.slopes[:i], row) if i else record.z
-            t = (record.t + node * record.h).to(self.system.dtype)
-            slope, cotangents = self.system.slope(t, state[:width], state[width:], (*theta, c))
+        for node, weight, state in self.step.quadrature(record.h, record.z, record.slopes, record.dense):
+            t = self.system.clock(record.theta, record.t + node * record.h)
+            # With a gradient, since a cost may be a derivative with respect to x.
+            z = tuple(leaf.detach().requires_grad_() for leaf in state[:width])
+            slope, cotangents = self.system.slope(t, z, state[width:], (*theta, c))
             # The solve runs backward, so h is negative where time went forward: the integral has the opposite sign.
             weights = expand_like((-weight * record.h).to(self.system.dtype), cotangents)
             got = iter(pull(slope, inputs, tuple(w * cot for w, cot in zip(weights, cotangents, strict=True))))
             self.calls += 1
-            for number, leaf in enumerate(theta):
-                grad = next(got) if leaf.requires_grad else None
-                if grad is not None:
-                    total = self.theta[number]
+            for total in self.theta:
+                grad = next(got) if total is not None else None
+                if grad is not None and total is not None:
                     total.add_(grad) if record.rows is None else total.index_add_(0, record.rows, grad)
             for number, grad in enumerate(got):
                 if grad is not None:
@@ -136,54 +161,74 @@ def _masked(ok: Tensor, leaves: Sequence[Tensor], grads: Sequence[Tensor | None]
 
 
 @dataclass(eq=False)
-class AdjointPullback:
-    """What a forward pass leaves behind for the "adjoint" gradient: its end and its saved values."""
+class AdjointPullback(Pullback):
+    """What a forward pass leaves behind for the "adjoint" gradient: copies of its end and of its saved values."""
 
-    problem: Problem
-    keep_sample_order: bool
     z1: State
     saved: State
-    status: Tensor
-    stats: Stats
-    context: ForwardContext
 
-    def pull(self, needed: SampleInputs, captures: Sequence[Tensor], grads: Outputs) -> InputGradients:
+    def pull(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
         """Solve the adjoint backward in time, from saved time to saved time."""
-        problem, options = self.problem, self.problem.options
-        system = AdjointSystem(problem.system, self.context)
-        ok, has_cost = self.status == Status.OK, problem.system.cost is not None
-        given = _masked(ok, problem.z0, grads.z)
+        problem, options, captures = self.problem, self.problem.options, self.captures.trained
+        system = AdjointSystem(problem.system, self.context, captures)
+        self._check_function()
+        ends, has_cost = self.ends, problem.system.cost is not None
+        given = _masked(ends.kept, problem.z0, grads.z)
+        moves = ends.replayed & ~self._idle(given)
         a, c = given[: system.width], given[-1] if has_cost else torch.zeros_like(problem.t0)
-        # A failed sample has no end to start from: it stays at its start, with a gradient of zero.
-        z = list(where(ok, self.z1, [start.detach() for start in problem.z0])[: system.width])
-        t0 = problem.t0.detach()
-        t = torch.where(ok, problem.t1.detach(), t0)
+        # A failed sample has no end to start from: it stands still.
+        z = list(self.z1 if bool(moves.all()) else where(moves, self.z1, self.replacement(moves)))[: system.width]
+        t0 = torch.zeros_like(problem.t0)
+        t = torch.where(moves, ends.t, t0)
         constants = (*(leaf.detach() for leaf in problem.theta), c)
 
-        step = Step(system, options.tableau, estimate=options.dt is None, slopes=True)
-        quadrature = Quadrature(system, step, constants[:-1], captures)
+        step = options.make_step(system, estimate=options.dt is None, slopes=True)
+        shifted = problem.system.shifted
+        wanted = [*needed.theta[: len(problem.control)], *[False] * problem.system.time_constants]
+        quadrature = Quadrature(system, step, constants[:-1], wanted, captures)
         fixed, counted = options.dt is not None, problem.t0.is_cuda
-        attempt = Attempt(step, options.rule, options.tolerance, fixed, options.shared_step, counted)
-        spent = ok.int() * bool(needed.t1)
-        grad_t1 = self._time_gradient(system, t, z, a, constants) if needed.t1 else None
-        grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None else None
+        attempt = Attempt(step, options.rule, fixed, options.shared_step, counted, limits=options.limits)
+        spent = torch.ones_like(ends.status) + moves.int() * bool(needed.span)  # the check is one evaluation
+        grad_span = self._time_gradient(system, t, z, a, constants) if needed.span else None
+        grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None and needed.ts else None
         saved_times = problem.ts.detach().unbind(1) if problem.ts is not None else ()
         for column, time in reversed(list(enumerate(saved_times))):
-            target = torch.where(ok, time, t0)
+            passed = ends.kept & (time.abs() <= ends.t.abs())  # false for nan
+            target = torch.where(passed, time, t)
+            t = torch.where(self._idle((*a, c)), target, t)
             z, a, evaluations = self._solve_back(attempt, quadrature, t, target, z, a, constants)
             spent, t = spent + evaluations, target
-            jump = _masked(ok, a, [None if grad is None else grad[:, column] for grad in grads.saved])
-            z = list(where(ok, [values[:, column] for values in self.saved], z))
-            if grad_ts is not None and needed.ts:
-                spent = spent + ok.int()
+            jump = _masked(passed, a, [None if grad is None else grad[:, column] for grad in grads.saved])
+            z = list(where(passed & ends.replayed, [values[:, column] for values in self.saved], z))
+            if grad_ts is not None:
+                spent = spent + passed.int()
                 without_cost = (*constants[:-1], torch.zeros_like(c))
                 grad_ts[:, column] = self._time_gradient(system, t, z, jump, without_cost)
             a = [leaf + more for leaf, more in zip(a, jump, strict=True)]
+        t = torch.where(self._idle((*a, c)), t0, t)
         z, a, evaluations = self._solve_back(attempt, quadrature, t, t0, z, a, constants)
-        grad_t0 = -self._time_gradient(system, t0, z, a, constants) if needed.t0 else None
-        self.stats.nfe_backward = spent + evaluations + ok.int() * bool(needed.t0)
-        inputs = SampleInputs(tuple(quadrature.theta), grad_t0, grad_t1, grad_ts)
+        spent, theta = spent + evaluations, list(quadrature.theta)
+        if shifted and needed.theta[-1] and grad_span is not None:
+            # t0 as a constant: all of its gradient, -a dz/dt at t0, less what reaches it through the other times.
+            spent = spent + moves.int()
+            theta[-1] = grad_span - self._time_gradient(system, t0, z, a, constants)
+            theta[-1] = theta[-1] if grad_ts is None else theta[-1] + grad_ts.sum(1)
+        self.stats.nfe_backward = spent
+        inputs = SampleInputs(tuple(theta), grad_span, grad_ts)
         return InputGradients((*a, *([c] if has_cost else [])), inputs, tuple(quadrature.sums))
+
+    def _idle(self, adjoint: Sequence[Tensor]) -> Tensor:
+        """Failed samples with an adjoint of zero: they need not be solved back from where they failed."""
+        zero = torch.stack([(leaf == 0).reshape(len(leaf), -1).all(1) for leaf in adjoint]).all(0)
+        return ~self.ends.ok & zero
+
+    def _check_function(self) -> None:
+        """Refuse dynamics that are not those of the forward pass, by one evaluation at t0."""
+        t, z, theta = self.problem.start
+        with self.context:
+            slope = self.problem.system.bind(theta)(self.problem.system.clock(theta, t), z)
+        if bool(deviates(slope, self.captures.slope, z, self.problem.span.detach())):
+            raise InputError(OTHER_FUNCTION)
 
     def _solve_back(
         self,
@@ -198,10 +243,11 @@ class AdjointPullback:
         """Solve (z, a) from t back to the target; also returns the evaluations per sample."""
         step, options, width = attempt.step, self.problem.options, len(z)
         if not bool((t != target).any()):
-            return list(z), list(a), torch.zeros_like(self.status)
+            return list(z), list(a), torch.zeros_like(self.ends.status)
         state = (*z, *a)
-        slope = step.system.bind(constants)(t.to(step.system.dtype), state)
-        start = start_loop(EAGER, attempt, options.dt, t, target, state, constants, slope)
+        slope = step.system.bind(constants)(step.system.clock(constants, t), state)
+        tolerance = self.problem.loop_tolerance
+        start = start_loop(EAGER, attempt, options.dt, t, target, state, constants, slope, tolerance=tolerance)
         end, _ = integrate(
             EAGER,
             attempt,
@@ -209,8 +255,9 @@ class AdjointPullback:
             target,
             constants,
             recorders=[quadrature],
+            tolerance=tolerance,
             max_steps=options.max_steps,
-            compact=not self.keep_sample_order,
+            positions=self.positions,
         )
         failed = (end.status != Status.OK).nonzero().flatten().tolist()
         if failed:
@@ -222,8 +269,8 @@ class AdjointPullback:
                 self.problem.batch,
                 'in the adjoint solve, backward in time; use gradient="discrete"',
             )
-        stages = sum(1 for weight in step.tableau.b if weight) if quadrature.calls else 0
-        made = start.nfe + (end.accepted + end.rejected) * step.evaluations + end.accepted * stages
+        points = step.quadrature_points if quadrature.calls else 0
+        made = start.nfe + (end.accepted + end.rejected) * step.evaluations + end.accepted * points
         return list(end.z[:width]), list(end.z[width:]), made
 
     def _time_gradient(
@@ -235,9 +282,5 @@ class AdjointPullback:
         constants: Sequence[Tensor],
     ) -> Tensor:
         """a dz/dt + c l, one number per sample: how a loss changes as the time of its argument moves."""
-        slope, cotangents = system.slope(t.to(system.dtype), tuple(z), tuple(a), constants)
-        total = sum(
-            (cot.conj() * k.detach()).real.flatten(1).sum(1) if k.dim() > 1 else cot * k.detach()
-            for k, cot in zip(slope, cotangents, strict=True)
-        )
-        return torch.as_tensor(total).to(t.dtype)
+        slope, cotangents = system.slope(system.clock(constants, t), tuple(z), tuple(a), constants)
+        return inner_product(cotangents, [k.detach() for k in slope]).to(t.dtype)

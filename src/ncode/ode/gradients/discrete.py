@@ -3,8 +3,8 @@
 The forward pass ran without autograd and left a tape of (t, h, state). Backward walks the tape in reverse, replays each
 step with autograd, and pulls the gradient through it.
 
-Step sizes count as constants, apart from the scale of the interval: a step from t0 + tau (t1 - t0) of length
-delta (t1 - t0) keeps its tau and delta. So gradients with respect to t0 and t1 are exact too.
+Step sizes count as constants, apart from the scale of the interval: a step from tau (t1 - t0) after t0, of length
+delta (t1 - t0), keeps its tau and delta. So gradients with respect to t0 and t1 are exact too.
 """
 
 from __future__ import annotations
@@ -16,14 +16,21 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import Status
-from ..captures import Captures, ForwardContext
+from ...errors import InputError
 from ..problem import Problem, SampleInputs
 from ..record import EvenSteps, StepRecord, Steps, Tape, Window, find_window, mask_like
-from ..solution import Stats
-from ..step import Step, StepResult, evaluate_dense
+from ..step import StepResult, evaluate_dense
 from ..system import State, System, expand_like, first_rows, map_tensors, take_rows, without_gaps
-from .function import InputGradients, Outputs
+from .function import (
+    OTHER_FUNCTION,
+    ForwardContext,
+    InputGradients,
+    Outputs,
+    Pullback,
+    deviates,
+    inner_product,
+    refuse_unknown,
+)
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -39,14 +46,12 @@ def replay_step(
     first: State | None = None,
 ) -> tuple[StepResult, State]:
     """The step, and the values at the saved times that it passes (within `window`, each (rows, columns, ...))."""
-    t, h, (theta, t0, t1, ts) = record.t, record.h, inputs
-    differentiates_times = any(time is not None and time.requires_grad for time in (t0, t1, ts))
+    t, h, (theta, span, ts) = record.t, record.h, inputs
+    differentiates_times = any(time is not None and time.requires_grad for time in (span, ts))
     if differentiates_times:
-        start, span = t0.detach(), t1.detach() - t0.detach()
-        span = torch.where(span == 0, 1.0, span)
-        tau, delta = (t - start) / span, h / span
-        t, h = t0 + tau * (t1 - t0), delta * (t1 - t0)
-    step = Step(problem.system, problem.options.tableau, dense=dense or window is not None)
+        length = torch.where(span == 0, 1.0, span).detach()
+        t, h = t / length * span, h / length * span
+    step = problem.options.make_step(problem.system, dense=dense or window is not None)
     stepped = step(t, h, z, theta, first)
     if window is None or stepped.dense is None:
         return stepped, ()
@@ -78,6 +83,7 @@ class PullbackInputs(NamedTuple):
     saved: Gradients  # gradients of the values at those times
     dense: Gradients  # gradients of the coefficients of dense output
     sums: GradientSums
+    expected: State | None  # the slopes at the start of the step, where they are to be compared
 
 
 class PullbackResult(NamedTuple):
@@ -85,6 +91,7 @@ class PullbackResult(NamedTuple):
 
     adjoint: State  # gradient with respect to the state before the step
     sums: GradientSums
+    deviates: Tensor | None  # whether the slopes are not the expected ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +115,8 @@ class StepPullback:
 
     @property
     def signature(self) -> Hashable:
-        return self.problem.options.tableau, self.needed, self.columns, self.order, self.context.modes
+        step = self.problem.options.make_step(self.system)
+        return step.signature, self.needed, self.columns, self.order, self.context.modes
 
     def __call__(self, given: PullbackInputs) -> PullbackResult:
         z = tuple(leaf.detach().requires_grad_() for leaf in given.z)
@@ -135,6 +143,8 @@ class StepPullback:
         linked = [(output, grad) for output, grad in pairs if grad is not None and output.requires_grad]
         wanted = [it for it in (*theta, *times) if it is not None and it.requires_grad]
         outputs, cotangents = zip(*linked, strict=True) if linked else ((), ())
+        if not self.problem.options.backend.fuses:  # a traced function has one graph, that of the first step
+            refuse_unknown(outputs, (*z, *wanted, *self.captures))
         found = iter(torch.autograd.grad(outputs, [*z, *wanted, *self.captures], cotangents, allow_unused=True))
         grads = [next(found) for _ in z]
         adjoint = tuple(
@@ -146,7 +156,10 @@ class StepPullback:
         sums = [_add(total, next(found)) if flag else None for total, flag in zip(old, flags, strict=True)]
         summed = SampleInputs(tuple(sums[: len(theta)]), *sums[len(theta) :])
         captures = tuple(_add(total, grad) for total, grad in zip(given.sums.captures, found, strict=True))
-        return PullbackResult(adjoint, GradientSums(summed, captures))
+        differ = None
+        if given.expected is not None:
+            differ = deviates(tuple(k.detach() for k in stepped.start), given.expected, given.z, given.h)
+        return PullbackResult(adjoint, GradientSums(summed, captures), differ)
 
 
 def _add(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
@@ -155,37 +168,61 @@ def _add(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
 
 
 @dataclass(eq=False)
-class DiscretePullback:
-    """What a forward pass leaves behind for the "discrete" gradient.
+class DiscretePullback(Pullback):
+    """What a forward pass leaves behind for the "discrete" gradient: its tape."""
 
-    It holds no output of the solve, or its memory would never be freed.
-    """
-
-    problem: Problem
-    captures: Captures
     tape: Tape
-    status: Tensor
-    stats: Stats
-    context: ForwardContext
 
-    def pull(self, needed: SampleInputs, captures: Sequence[Tensor], grads: Outputs) -> InputGradients:
-        problem, ok = self.problem, self.status == Status.OK
+    def pull(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
+        problem, kept = self.problem, self.ends.kept
         adjoint = [
             torch.zeros_like(leaf) if grad is None else torch.where(mask, grad, 0)
-            for leaf, grad, mask in zip(problem.z0, grads.z, expand_like(ok, problem.z0), strict=True)
+            for leaf, grad, mask in zip(problem.z0, grads.z, expand_like(kept, problem.z0), strict=True)
         ]
-        keep = self.captures.may_hold_samples(problem.batch)
-        steps = self.tape.steps(ok, problem.z0, keep_sample_order=keep, bucket_size=problem.options.backend.bucket_size)
-        walk = _Walk(self, steps, needed, captures, grads, adjoint)
+        steps = self.tape.steps(
+            self.ends.replayed,
+            problem.z0,
+            may_reorder=self.may_reorder,
+            replacement=self.replacement,
+            bucket_size=problem.options.backend.bucket_size,
+        )
+        walk = _Walk(self, steps, needed, grads, adjoint)
         walk.run()
         self.stats.nfe_backward = walk.evaluations()
         found, sums = walk.in_sample_order(adjoint)
-        if problem.ts is not None and problem.ts.numel():
-            at_start = problem.ts.detach() == problem.t0.detach()[:, None]
-            for leaf, grad in enumerate(grads.saved):
-                if grad is not None:
-                    found[leaf] = found[leaf] + torch.where(mask_like(at_start, grad[:, 0]), grad, 0).sum(1)
+        found, sums = self._add_start(needed, grads, adjoint, found, sums)
         return InputGradients(tuple(found), sums, map_tensors(walk.own, walk.sums.captures))
+
+    def _add_start(
+        self,
+        needed: SampleInputs,
+        grads: Outputs,
+        end: Sequence[Tensor],
+        found: list[Tensor],
+        sums: SampleInputs,
+    ) -> tuple[list[Tensor], SampleInputs]:
+        """Add the gradients of what lies at t0, before any step: saved times there, and samples with t1 = t0.
+
+        The value there is z0 + (time - t0) dz/dt, so a time's gradient is the product with the slope at t0.
+        """
+        problem, slope, (theta, span, ts) = self.problem, self.captures.slope, sums
+        still = self.ends.kept & ~self.ends.moved
+        if needed.span:
+            span = span + torch.where(still & self.ends.ok, inner_product(end, slope), 0)
+        for leaf, grad in enumerate(grads.states):
+            if grad is not None:  # a sample that never moved has its own state in every row of dense output
+                found[leaf] = found[leaf] + torch.where(expand_like(still, (found[leaf],))[0], grad.sum(0), 0)
+        if problem.ts is None or not problem.ts.numel():
+            return found, SampleInputs(theta, span, ts)
+        at_start = problem.ts.detach() == 0
+        for leaf, grad in enumerate(grads.saved):
+            if grad is not None:
+                here = torch.where(mask_like(at_start, grad[:, 0]), grad, 0)
+                found[leaf] = found[leaf] + here.sum(1)
+                if needed.ts:
+                    there = [inner_product([column], [slope[leaf]]) for column in here.unbind(1)]
+                    ts = ts + torch.where(at_start, torch.stack(there, 1), 0)
+        return found, SampleInputs(theta, span, ts)
 
 
 class _Walk:
@@ -196,11 +233,10 @@ class _Walk:
         solve: DiscretePullback,
         steps: Steps,
         needed: SampleInputs,
-        captures: Sequence[Tensor],
         grads: Outputs,
         adjoint: Sequence[Tensor],
     ):
-        self.solve, self.steps, self.needed, self.captures = solve, steps, needed, tuple(captures)
+        self.solve, self.steps, self.needed, self.captures = solve, steps, needed, solve.captures.trained
         self.backend = solve.problem.options.backend
         prepare = self.backend.prepare
         self.inputs = map_tensors(lambda leaf: self._ordered(prepare(leaf.detach())), solve.problem.inputs)
@@ -226,10 +262,12 @@ class _Walk:
             pairs = zip(self.sums.captures, result.sums.captures, strict=True)
             captures = tuple(old if new is None else new for old, new in pairs)
             self.sums = GradientSums(SampleInputs(theta, *times), captures)
+            if result.deviates is not None and bool(result.deviates):
+                raise InputError(OTHER_FUNCTION)
 
     def evaluations(self) -> Tensor:
         """Evaluations per sample: those of all steps up to its last."""
-        order, status = self.steps.order, self.solve.status
+        order, status = self.steps.order, self.solve.ends.status
         if isinstance(self.steps, EvenSteps):
             return torch.full_like(status, sum(self.spent))
         upto = torch.tensor([0, *self.spent], dtype=status.dtype, device=status.device).cumsum(0, dtype=status.dtype)
@@ -261,7 +299,7 @@ class _Walk:
     def _reversed(self) -> Iterator[tuple[int, StepRecord]]:
         """Steps from last to first, with their states; those that were not kept are recomputed."""
         problem, every = self.solve.problem, self.solve.tape.every
-        step = Step(problem.system, problem.options.tableau)
+        step = problem.options.make_step(problem.system)
         count = len(self.steps.sizes)
         for base in range((count - 1) // every * every, -1, -every):
             chunk = [self.steps.step(n) for n in range(base, min(base + every, count))]
@@ -298,15 +336,16 @@ class _Walk:
             tuple(saved),
             tuple(powers),
             self._first_sums(size),
+            self._expected(size) if n == 0 else None,
         )
         result = backend.run(pullback, given, self.solve.captures.outside)
         states = self._dense_part(n, record, self.states)
         adjoint = [
             leaf if i >= len(states) or states[i] is None else leaf + states[i] for i, leaf in enumerate(result.adjoint)
         ]
-        tableau = self.solve.problem.options.tableau
-        dense = window is not None or any(grad is not None for grad in powers)
-        self.spent[n] += tableau.stages + (tableau.dense_needs_end + len(tableau.extra_a) if dense else 0)
+        problem, dense = self.solve.problem, window is not None or any(grad is not None for grad in powers)
+        step = problem.options.make_step(problem.system, dense=dense)
+        self.spent[n] += step.evaluations + step.needs_end
         return result._replace(adjoint=tuple(adjoint))
 
     def _pullback(self, columns: tuple[int, int] | None) -> StepPullback:
@@ -333,6 +372,14 @@ class _Walk:
             pairs = zip(captures, self.captures, strict=True)
             captures = tuple(torch.zeros_like(like) if total is None else total for total, like in pairs)
         return GradientSums(map_tensors(lambda leaf: first_rows(leaf, size), inputs), captures)
+
+    def _expected(self, size: int) -> State | None:
+        """The slopes at t0 of the forward pass; None where comparing would take time, or wait for a GPU."""
+        problem = self.solve.problem
+        waits = problem.t0.is_cuda and problem.fixed_count is not None
+        if self.backend.fuses or waits or self.steps.fixed is not None:
+            return None
+        return tuple(first_rows(self._ordered(leaf), size) for leaf in self.solve.captures.slope)
 
     def _dense_part(self, n: int, record: StepRecord, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The part of dense output's gradients that belongs to a step."""

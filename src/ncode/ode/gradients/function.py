@@ -1,19 +1,43 @@
-"""Where a solve meets autograd: one autograd.Function for the "discrete" and the "adjoint" gradient."""
+"""Where a solve meets autograd: one autograd.Function for the "discrete" and the "adjoint" gradient.
+
+Backward evaluates the dynamics again. So that this is the function of the forward pass, `ForwardContext` restores its
+surroundings and watches its captures, and `refuse_unknown` and `deviates` notice what else may have changed.
+`isolate_captures` and `for_backward` let the dynamics use stand-ins for captures, without a write to a module or a hook
+that other threads could see.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..._torch_private import backward_keeps_graph
-from ...errors import InputError
-from ..captures import without_hooks
-from ..problem import Problem, SampleInputs
-from ..system import tensors_of
+from ..._torch_private import backward_keeps_graph, has_other_ranks
+from ...errors import InputError, Status
+from ..captures import Captures, IsolatedFunction, autocast_modes, held_by
+from ..problem import Problem, SampleInputs, all_finite
+from ..solution import Stats
+from ..system import Positions, State, System, tensors_of, version_of, where
 
+UNKNOWN = (
+    "the dynamics use a tensor of shape {shape}, which requires a gradient, at a later time than t0, and solve did not"
+    " find it among what they hold: its gradient would be lost. Make it a parameter of an nn.Module that the dynamics"
+    ' use, pass it as theta, or use gradient="autograd"'
+)
+CHANGED = (
+    "a tensor of shape {shape} that the dynamics use was changed in place between solve and backward (a buffer, say):"
+    " the gradient would be that of another function. Call backward before the change, or give the dynamics a copy"
+)
+OTHER_FUNCTION = (
+    "the dynamics are not the function that they were when solve called them: at t0 they returned other values in"
+    " backward. Random numbers (dropout), train() or eval() in between, or a number that was changed? Draw random"
+    ' numbers outside of the dynamics, call backward before the change, or use gradient="autograd"'
+)
 _SECOND_DERIVATIVE = 'a second derivative of a solve was asked for, and only gradient="autograd" has one'
 
 Leaves = tuple[Any, ...]  # tensors, or None where there is no gradient
@@ -36,20 +60,238 @@ class InputGradients(NamedTuple):
     captures: Leaves
 
 
-class Pullback(Protocol):
-    """What a forward pass leaves behind for backward."""
+def isolate_captures(system: System, captures: Captures) -> tuple[System, Captures]:
+    """The system and its captures with stand-ins, without history, for captures computed from other captures.
 
-    def pull(self, needed: SampleInputs, captures: Sequence[Tensor], grads: Outputs) -> InputGradients:
-        """Gradients for z0, for those of the inputs that `needed` marks with True, and for the captures."""
-        ...
+    Backward differentiates each step with respect to all captures. Where one was computed from another (a code
+    h = encoder(x) next to the encoder's weights, say), the path to the latter leads through the former and out of the
+    step: gradients would be counted twice.
+    """
+    tensors = _computed_from_others(captures.trained)
+    return _with_stand_ins(system, captures, {id(it): (it, it.detach().requires_grad_()) for it in tensors})
+
+
+def for_backward(system: System, captures: Captures, context: ForwardContext) -> tuple[System, Captures]:
+    """The system and its captures as one backward pass uses them.
+
+    Captures with hooks, or whose gradient is retained, have stand-ins: both must see the sum of all steps, once. So
+    have the tensors of modules that others had replaced in the forward pass (torch.func.functional_call).
+    """
+    stand_ins = _for_hooked(captures.trained)
+    for place, name, tensor in context.replaced:
+        own = place.get(name)
+        if own is not None and own is not tensor:
+            stand_ins[id(own)] = own, stand_ins.get(id(tensor), (tensor, tensor))[1]
+    return _with_stand_ins(system, captures, stand_ins)
+
+
+def isolate_hooked(
+    function: Callable[..., Any], trained: Sequence[Tensor]
+) -> tuple[Callable[..., Any], Sequence[Tensor]]:
+    """A function and its captures, with stand-ins for those that have hooks, as in `for_backward`."""
+    stand_ins = _for_hooked(trained)
+    if not stand_ins:
+        return function, trained
+    return IsolatedFunction(function, stand_ins), [stand_ins.get(id(it), (it, it))[1] for it in trained]
+
+
+def _for_hooked(trained: Sequence[Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
+    hooked = [it for it in trained if it._backward_hooks or it.retains_grad]
+    return {id(it): (it, it.detach().requires_grad_()) for it in hooked}
+
+
+def _with_stand_ins(
+    system: System, captures: Captures, stand_ins: Mapping[int, tuple[Tensor, Tensor]]
+) -> tuple[System, Captures]:
+    """Replace tensors, given with their stand-ins by id, in functions and captures."""
+    if not stand_ins:
+        return system, captures
+
+    def swap(them: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(stand_ins.get(id(tensor), (tensor, tensor))[1] for tensor in them)
+
+    def isolate(function: Any) -> Any:
+        if function is None:
+            return None
+        if not isinstance(function, IsolatedFunction):
+            return IsolatedFunction(function, dict(stand_ins))
+        older = {key: (it, swap([replaced])[0]) for key, (it, replaced) in function.stand_ins.items()}
+        return IsolatedFunction(function.function, {**stand_ins, **older})
+
+    dynamics, feedback, cost = map(isolate, system.functions)
+    isolated = replace(system, dynamics=dynamics, feedback=feedback, cost=cost)
+    return isolated, captures._replace(trained=swap(captures.trained), outside=swap(captures.outside))
+
+
+def _computed_from_others(trained: Sequence[Tensor]) -> list[Tensor]:
+    leaves = {id(tensor) for tensor in trained if tensor.grad_fn is None}
+    computed = {tensor.grad_fn for tensor in trained if tensor.grad_fn is not None}
+    return [it for it in trained if it.grad_fn is not None and _history_holds(it.grad_fn, leaves, computed)]
+
+
+def _history_holds(start: torch.autograd.graph.Node, leaves: set[int], computed: set[Any]) -> bool:
+    """Whether the history of a tensor holds one of these leaves or nodes."""
+    stack, visited = [node for node, _ in start.next_functions], set()
+    while stack:
+        node = stack.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if node in computed or id(getattr(node, "variable", None)) in leaves:
+            return True
+        stack.extend(after for after, _ in node.next_functions)
+    return False
+
+
+class ForwardContext:
+    """The surroundings of the forward pass, as a context in which backward evaluates the dynamics again.
+
+    Restores the autocast mode. Remembers the tensors that replaced a module's own (torch.func.functional_call), and the
+    versions of captures; those that the dynamics change themselves, as BatchNorm does, are not watched.
+    """
+
+    def __init__(self, system: System, device: torch.device, captures: Captures):
+        self.modes, self.replaced = autocast_modes(device), _replaced_tensors(system.functions)
+        pairs = zip(captures.others, captures.versions, strict=True)
+        self.watched = [(it, version) for it, version in pairs if version_of(it) == version]
+        self.stack = ExitStack()
+
+    def check_versions(self) -> None:
+        """Refuse captures that were changed since."""
+        for tensor, version in self.watched:
+            if version_of(tensor) != version:
+                raise InputError(CHANGED.format(shape=tuple(tensor.shape)))
+
+    def __enter__(self) -> None:
+        self.stack = ExitStack()
+        for kind, dtype, enabled in self.modes:
+            if enabled or torch.is_autocast_enabled(kind):
+                self.stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+
+    def __exit__(self, *error: object) -> None:
+        self.stack.close()
+
+
+def _replaced_tensors(functions: Sequence[Any]) -> list[tuple[dict[str, Any], str, Tensor]]:
+    """Parameters and buffers of modules in which others stand in for their own: (dict, name, tensor) each."""
+    modules = {it for function in functions for it in held_by(function) if isinstance(it, nn.Module)}
+    own = [parameter for module in modules for parameter in module._parameters.values()]
+    if all(parameter is None or isinstance(parameter, nn.Parameter) for parameter in own):
+        return []
+    places: list[dict[str, Any]] = [place for it in modules for place in (it._parameters, it._buffers)]
+    return [(place, name, tensor) for place in places for name, tensor in place.items() if tensor is not None]
+
+
+def refuse_unknown(outputs: Sequence[Tensor], known: Sequence[Tensor]) -> None:
+    """Refuse a graph that leads to a leaf which is not known, and so was not found: its gradient would be lost.
+
+    A leaf with the memory of a known tensor is one that the functions detached themselves, as in x.detach().
+    """
+    memory = {tensor.data_ptr() for tensor in known}
+    leaves, ends = {id(tensor) for tensor in known}, {tensor.grad_fn for tensor in known}
+    stack: list[Any] = [node for output in outputs if (node := output.grad_fn) is not None and node not in ends]
+    visited = {*stack, *ends}
+    while stack:
+        node = stack.pop()
+        after = node.next_functions
+        for it, _ in after:
+            if it is not None and it not in visited:
+                visited.add(it)
+                stack.append(it)
+        if not after:
+            variable = getattr(node, "variable", None)
+            if variable is not None and id(variable) not in leaves and variable.data_ptr() not in memory:
+                raise InputError(UNKNOWN.format(shape=tuple(variable.shape)))
+
+
+def deviates(found: State, expected: State, z: State, h: Tensor) -> Tensor:
+    """Whether slopes differ by more than rounding, both by themselves and as a step of length h (batch,)."""
+    differ = torch.zeros((), dtype=torch.bool, device=h.device)
+    for k, e, leaf in zip(found, expected, z, strict=True):
+        error, size = (k - e).abs().amax(), torch.maximum(k.abs().amax(), e.abs().amax())
+        rounding = 1e3 * torch.finfo(leaf.dtype).eps * leaf.abs().amax()
+        differ = differ | ((error > 0.05 * size) & (error * h.abs().amax() > rounding))
+    return differ
+
+
+def harmless_state(problem: Problem, ok: Tensor) -> State:
+    """z0 with other states for samples that failed, at which the dynamics are finite, where such are found.
+
+    In a batch that must stay whole they are evaluated too, and an infinite slope would spoil all shared gradients, even
+    where it is multiplied by 0.
+    """
+    t, z, theta = problem.start
+    bound, first = problem.system.bind(theta), int(ok.int().argmax())
+    for others in ([torch.zeros_like(leaf) for leaf in z], [leaf[first].expand_as(leaf) for leaf in z]):
+        filled = where(ok, z, others)
+        with torch.no_grad():
+            if all_finite(bound(problem.system.clock(theta, t), filled)):
+                return filled
+    return z
+
+
+class Ends(NamedTuple):
+    """How the samples of a forward pass ended, each (batch,)."""
+
+    status: Tensor
+    t: Tensor  # the time that was reached, counted from t0
+    kept: Tensor  # whether the state there is part of the result
+    moved: Tensor  # whether the sample took a step
+
+    @property
+    def ok(self) -> Tensor:
+        """Which samples reached t1."""
+        return self.status == Status.OK
+
+    @property
+    def replayed(self) -> Tensor:
+        """Which samples have steps that backward goes through: at the start of the others the slope may be infinite."""
+        return self.kept & (self.ok | self.moved)
+
+
+@dataclass(eq=False)
+class Pullback(ABC):
+    """What a forward pass leaves behind for backward. It holds no output, or its memory would never be freed."""
+
+    problem: Problem
+    captures: Captures
+    ends: Ends
+    stats: Stats
+    context: ForwardContext
+    positions: Positions
+
+    def may_reorder(self) -> bool:
+        """Whether samples may change their places, as found out by an evaluation at t0 if need be."""
+        with self.context:
+            return self.positions.are_free(self.problem.system, *self.problem.start, self.captures.slope)
+
+    def replacement(self, ok: Tensor) -> State:
+        """States for samples that failed."""
+        with self.context:
+            return harmless_state(self.problem, ok)
+
+    def __call__(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
+        """Gradients for z0, for those of the inputs that `needed` marks with True, and for the trained captures."""
+        self.context.check_versions()
+        system, captures = for_backward(self.problem.system, self.captures, self.context)
+        with torch.no_grad():
+            return replace(self, problem=replace(self.problem, system=system), captures=captures).pull(needed, grads)
+
+    @abstractmethod
+    def pull(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
+        """The same, once captures are safe to differentiate."""
+
+
+def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
+    """The inner product of two states, (batch,)."""
+    parts = [(a.conj() * b).real.reshape(a.shape[0], -1).sum(1) for a, b in zip(left, right, strict=True)]
+    return sum(parts[1:], parts[0]).double()
 
 
 class _SolveFunction(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, pullback: Pullback, captures: Sequence[Tensor], outputs: Outputs, problem: Problem, *inputs: Tensor
-    ) -> Any:
-        ctx.pullback, ctx.captures = pullback, captures
+    def forward(ctx: Any, pullback: Pullback, outputs: Outputs, *inputs: Tensor) -> Any:
+        problem, ctx.pullback = pullback.problem, pullback
         ctx.lengths, ctx.counts = [len(part) for part in outputs], (len(problem.z0), len(problem.theta))
         ctx.save_for_backward(*inputs)  # so that torch notices if one is changed before backward
         ctx.set_materialize_grads(False)
@@ -60,33 +302,33 @@ class _SolveFunction(torch.autograd.Function):
         rest = iter(grads)
         parts = Outputs(*(tuple(next(rest) for _ in range(length)) for length in ctx.lengths))
         states, controls = ctx.counts
-        needs = ctx.needs_input_grad[4:]
+        needs = ctx.needs_input_grad[2:]
         theta = slice(states, states + controls)
         saved = ctx.saved_tensors  # read once: under activation checkpointing they are recomputed at each reading
-        has_ts = len(saved) - len(ctx.captures) - states - controls > 2
-        t0, t1, *ts = needs[theta.stop : theta.stop + 2 + has_ts]
-        needed = SampleInputs(tuple(needs[theta]), t0, t1, ts[0] if has_ts else None)
-        pullback, captures = ctx.pullback, ctx.captures
+        pullback: Pullback = ctx.pullback
+        trained, has_ts = pullback.captures.trained, pullback.problem.ts is not None
+        span, *ts = needs[theta.stop : theta.stop + 1 + has_ts]
+        needed = SampleInputs(tuple(needs[theta]), span, ts[0] if has_ts else None)
         if not backward_keeps_graph():
-            ctx.pullback = ctx.captures = None  # as torch frees saved tensors, though the solution may live on
-        with torch.no_grad(), without_hooks(captures):
-            found = pullback.pull(needed, captures, parts)
-        times = (found.inputs.t0, found.inputs.t1, *([found.inputs.ts] if has_ts else []))
-        got = [*found.z0, *found.inputs.theta, *times, *found.captures]
-        wanted = [*needs[: theta.stop + 2 + has_ts], *[True] * len(found.captures)]
+            ctx.pullback = None  # as torch frees saved tensors, though the solution may live on
+        found = pullback(needed, parts)
+        times = (found.inputs.span, *([found.inputs.ts] if has_ts else []))
+        shared = found.captures
+        if has_other_ranks():  # another rank may use what no sample of this one did, and they must exchange the same
+            shared = [torch.zeros_like(it) if grad is None else grad for it, grad in zip(trained, shared, strict=True)]
+        got = [*found.z0, *found.inputs.theta, *times, *shared]
+        wanted = [*needs[: theta.stop + 1 + has_ts], *[True] * len(shared)]
         got = [grad if need else None for grad, need in zip(got, wanted, strict=True)]
-        return None, None, None, None, *forbid_double_backward(_SECOND_DERIVATIVE, (*saved, *grads), got)
+        return None, None, *forbid_double_backward(_SECOND_DERIVATIVE, (*saved, *grads), got)
 
 
-def connect(
-    pullback: Pullback, problem: Problem, trained: Sequence[Tensor], captures: Sequence[Tensor], outputs: Outputs
-) -> Outputs:
+def connect(pullback: Pullback, trained: Sequence[Tensor], outputs: Outputs) -> Outputs:
     """The outputs as differentiable functions of all inputs of the solve.
 
-    `captures` are the trained tensors, or their stand-ins, with respect to which backward differentiates.
+    `trained` are the captures that the pullback, which may have stand-ins for them, returns gradients for.
     """
-    inputs = tensors_of(problem.inputs)
-    flat = iter(_SolveFunction.apply(pullback, captures, outputs, problem, *problem.z0, *inputs, *trained))
+    problem = pullback.problem
+    flat = iter(_SolveFunction.apply(pullback, outputs, *problem.z0, *tensors_of(problem.inputs), *trained))
     return Outputs(*(tuple(next(flat) for _ in part) for part in outputs))
 
 

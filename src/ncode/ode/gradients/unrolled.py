@@ -7,27 +7,27 @@ and exported.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from ...errors import Status
-from ..problem import Problem
+from ..problem import Problem, all_finite
 from ..record import EvenSteps, StepRecord, Steps, Window, find_window, mask_like
-from ..system import State, expand_like, first_rows, map_tensors
+from ..system import State, expand_like, first_rows, map_tensors, where
 from .discrete import replay_step
 from .function import Outputs
 
 
 def planned_steps(problem: Problem) -> EvenSteps:
     """The steps of a solve whose times are known numbers."""
-    count, dt = problem.fixed_count, problem.options.dt
-    assert count is not None and dt is not None and isinstance(problem.t0_given, float)
-    assert isinstance(problem.t1_given, float)
-    sign = 1.0 if problem.t1_given >= problem.t0_given else -1.0
-    times = [problem.t0_given + sign * dt * i for i in range(count)] + [problem.t1_given]
+    count, dt, duration = problem.fixed_count, problem.options.dt, problem.duration
+    assert count is not None and dt is not None and duration is not None
+    times = [math.copysign(dt, duration) * i for i in range(count + 1)]
+    if not problem.exceeds_max_steps:
+        times[-1] = duration
 
     def full(value: float) -> Tensor:
         return torch.full_like(problem.t0, value)
@@ -39,10 +39,15 @@ def planned_steps(problem: Problem) -> EvenSteps:
 def unroll(problem: Problem, steps: Steps, first: State | None = None) -> Outputs:
     """Take the steps with autograd."""
     order, dense, shown = steps.order, problem.interpolates, problem.system.shown
-    reuses_end = dense and problem.options.tableau.dense_needs_end
+    reuses_end = problem.options.make_step(problem.system, dense=dense).needs_end
+    start = _start_slope(problem, first)
     z = _ordered(problem.z0, order)
+    if steps.fixed is not None:
+        ok, others = steps.fixed
+        z = where(ok, z, others)
     inputs = map_tensors(lambda leaf: _ordered((leaf,), order)[0], problem.inputs)
-    saved = _ordered(_saved_at_start(problem), order)
+    at_start = saved_at_start(problem, start)
+    saved = _ordered(at_start, order)
     states: list[State] = []
     powers: list[State] = []
     slope = first
@@ -63,28 +68,53 @@ def unroll(problem: Problem, steps: Steps, first: State | None = None) -> Output
         )
         slope = stepped.end if reuses_end else None
     if order is not None:
-        z, saved = _in_sample_order(problem.z0, order, z), _in_sample_order(_saved_at_start(problem), order, saved)
+        z, saved = _in_sample_order(problem.z0, order, z), _in_sample_order(at_start, order, saved)
+    if start is not None:
+        still = expand_like(problem.span.detach() == 0, z)
+        ends = _shifted(problem.z0, start, problem.span)
+        z = tuple(torch.where(mask, end, leaf) for mask, end, leaf in zip(still, ends, z, strict=True))
     return Outputs(z, saved, _stack(states), _stack(powers))
 
 
-def mask_failed(outputs: Outputs, status: Tensor) -> Outputs:
-    """The outputs with nan for the samples that failed."""
-    failed = status != Status.OK
+def mask_failed(outputs: Outputs, kept: Tensor) -> Outputs:
+    """The outputs with nan for the samples that have no result."""
+    masks = expand_like(kept, outputs.z)
     return outputs._replace(
-        z=tuple(
-            torch.where(mask, torch.nan, leaf)
-            for mask, leaf in zip(expand_like(failed, outputs.z), outputs.z, strict=True)
-        )
+        z=tuple(torch.where(mask, leaf, torch.nan) for mask, leaf in zip(masks, outputs.z, strict=True))
     )
 
 
-def _saved_at_start(problem: Problem) -> State:
+def _start_slope(problem: Problem, first: State | None) -> State | None:
+    """dz/dt at t0, where a time that needs a gradient may coincide with t0."""
+    times = [time for time in (problem.span, problem.ts) if time is not None and time.requires_grad]
+    if not times or first is not None:
+        return first if times else None
+    if not any(bool((time == 0).any()) for time in times):
+        return None
+    system, theta = problem.system, problem.theta
+    slope = system.bind(theta)(system.clock(theta, torch.zeros_like(problem.t0)), problem.z0)
+    # The graph of a sample that failed would spoil the gradients of the others.
+    return slope if all_finite(slope) else tuple(k.detach() for k in slope)
+
+
+def _shifted(z0: State, slope: State, time: Tensor) -> State:
+    """z0 + time * dz/dt, for times (batch,) since t0 that are 0: only their gradients matter."""
+    shifts = expand_like(torch.where(time == 0, time, 0.0), z0)
+    return tuple(z + by.to(z.real.dtype) * k for z, by, k in zip(z0, shifts, slope, strict=True))
+
+
+def saved_at_start(problem: Problem, slope: State | None = None) -> State:
+    """The values at saved times that coincide with t0, nan at the others; `slope` gives these times a gradient."""
     if problem.ts is None:
         return ()
-    at_start = problem.ts.detach() == problem.t0.detach()[:, None]
-    return tuple(
-        torch.where(mask_like(at_start, leaf), leaf[:, None], torch.nan) for leaf in problem.z0[: problem.system.shown]
-    )
+    shown = problem.z0[: problem.system.shown]
+    at_start = problem.ts.detach() == 0
+    values = [leaf[:, None] for leaf in shown]
+    if slope is not None:
+        columns = [_shifted(shown, slope[: len(shown)], time) for time in problem.ts.unbind(1)]
+        values = [torch.stack(leaves, 1) for leaves in zip(*columns, strict=True)] or values
+    pairs = zip(shown, values, strict=True)
+    return tuple(torch.where(mask_like(at_start, leaf), value, torch.nan) for leaf, value in pairs)
 
 
 def _fill(old: Tensor, new: Tensor, window: Window) -> Tensor:

@@ -1,0 +1,293 @@
+"""Solves with events and jumps, as a chain of solves without: each ends at the next jump, at the first event, or at t1.
+
+A sample that has ended waits with an interval of length 0. Times and states where one solve ends and the next begins
+are ordinary tensors of autograd, so that gradients pass through events, resets and jumps under every `gradient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._torch_private import is_transforming
+from ..errors import InputError, Status
+from .events import Event, EventWatch
+from .gradients.function import Outputs
+from .problem import Problem, check_times
+from .record import join_tables, mask_like
+from .solution import EventRecord, Stats
+from .solver import Solved, solve_problem
+from .system import State, where
+
+
+class ChainStats(Stats):
+    """The sum of the costs of several solves."""
+
+    def __init__(self, parts: Sequence[Stats], corrections: Tensor):
+        self.parts = tuple(parts)
+        self.nfe = sum((part.nfe for part in parts), corrections)
+        self.steps = sum((part.steps for part in parts), torch.zeros_like(corrections))
+        self.rejected = sum((part.rejected for part in parts), torch.zeros_like(corrections))
+        self.backend = parts[0].backend
+
+    @property
+    def nfe_backward(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Evaluations in backward, after it has run."""
+        made = [part.nfe_backward for part in self.parts if part.nfe_backward is not None]
+        return sum(made[1:], made[0]) if made else None
+
+
+def solve_chain(
+    problem: Problem, events: Sequence[Event], jumps: Tensor | None
+) -> tuple[Solved, tuple[EventRecord, ...]]:
+    """Solve with events, and with steps that end at the jumps (batch, n), counted from t0, nan where there is none."""
+    if is_transforming():
+        raise InputError("events and jump_ts do not work inside torch.func transforms: differentiate by backward()")
+    if problem.options.shared_step and events:
+        raise InputError('with events each sample has its own end: use step="sample"')
+    chain = _Chain(problem, events, jumps)
+    while bool(chain.active.any()):
+        chain.advance()
+    return chain.solved(), chain.records()
+
+
+@dataclass
+class _Occurrence:
+    """One event of some samples."""
+
+    mask: Tensor
+    time: Tensor
+    x: State
+
+
+class _Chain:
+    """The time, state and results of each sample after the solves so far."""
+
+    def __init__(self, problem: Problem, events: Sequence[Event], jumps: Tensor | None):
+        system = replace(problem.system, shifted=True, bounded=jumps is not None)
+        self.problem = replace(problem, system=system, interval=None, whole_span=problem.span)
+        self.events, self.jumps = events, jumps
+        self.control = problem.control
+        self.z = self.final = problem.z0
+        self.tau = torch.zeros_like(problem.t0)  # time since t0
+        self.covered = self.tau  # up to which saved times have their values; rounding may take it beyond tau
+        self.active = torch.ones_like(problem.t0, dtype=torch.bool)
+        self.codes = torch.zeros(problem.batch, dtype=torch.int32, device=problem.t0.device)
+        self.corrections = torch.zeros_like(self.codes)
+        self.counts = torch.zeros(problem.batch, len(events), dtype=torch.int32, device=problem.t0.device)
+        self.occurrences: list[list[_Occurrence]] = [[] for _ in events]
+        self.saved: State = ()
+        self.controls: State = ()  # at the saved times
+        self.dense: list[tuple[Tensor, Tensor, State, State]] = []
+        self.stats: list[Stats] = []
+        self.steps: list[Tensor] = []
+
+    def advance(self) -> None:
+        """Solve to the next jump, event or t1 of each sample."""
+        target, is_end = self._target()
+        part = self._part(target)
+        watch = EventWatch(self.events, part) if self.events else None
+        solved = solve_problem(part, watch)
+        self.stats.append(solved.stats)
+        active, ok = self.active, solved.codes == Status.OK
+        self.codes = torch.where(active, solved.codes, self.codes)
+        z = where(active & ok, solved.outputs.z, self.z)
+        tau = torch.where(active, torch.where(ok, target, self.tau + solved.reached), self.tau)
+        self._save(part, solved)
+        self.covered, ended = tau.detach(), active & (is_end | ~ok)
+        self.final = where(active & ~ok, solved.outputs.z, self.final)
+        if watch is not None:
+            mask = watch.fired.any(1) & active & ok
+            if bool(mask.any()):
+                ended = ended & ~mask
+                tau, z, at_event = self._apply_events(watch, part, mask, tau, z)
+                ended = ended | at_event
+        fine = self.codes == Status.OK
+        self.final = where(ended & fine, z, self.final)
+        self.active = active & ~ended & fine
+        self.z, self.tau = z, tau
+
+    def _target(self) -> tuple[Tensor, Tensor]:
+        """Where the next solve of each sample ends at the latest, and whether that is t1."""
+        span = self.problem.span
+        if self.jumps is None or not self.jumps.shape[1]:
+            return torch.where(self.active, span, self.tau), torch.ones_like(self.active)
+        jumps, sign = self.jumps, span.detach().sign()[:, None]
+        ahead = ((jumps - self.tau[:, None]) * sign > 0) & ((span[:, None] - jumps) * sign > 0)
+        nearest = torch.where(ahead, jumps.detach() * sign, torch.inf).argmin(1, keepdim=True)
+        has_jump = ahead.gather(1, nearest)[:, 0]
+        target = torch.where(has_jump, jumps.gather(1, nearest)[:, 0], span)
+        return torch.where(self.active, target, self.tau), ~has_jump
+
+    def _part(self, target: Tensor) -> Problem:
+        """The problem of the next solve."""
+        whole, tau = self.problem, self.tau
+        t0, span, ts = whole.t0 + tau, target - tau, whole.ts
+        if ts is not None:
+            sign = whole.span.detach().sign()[:, None]
+            since, until = ((ts - edge[:, None]).detach() * sign for edge in (self.covered, target))
+            after = since >= 0 if not self.stats else since > 0
+            ts = torch.where(after & (until <= 0) & self.active[:, None], ts - tau[:, None], torch.nan)
+        bounds = self._bounds(t0, t0 + span, target) if whole.system.bounded else ()
+        return replace(whole, z0=self.z, theta=(*self.control, *bounds, t0), t0=t0, t1=t0 + span, span=span, ts=ts)
+
+    def _bounds(self, begin: Tensor, end: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """The times that functions may receive: on this side of the jumps at both ends."""
+        assert self.jumps is not None
+        dtype, jumps = self.problem.system.dtype, self.jumps.detach()
+        begin, end = begin.detach().to(dtype), end.detach().to(dtype)
+        at_begin, at_end = ((jumps == edge.detach()[:, None]).any(1) for edge in (self.tau, target))
+        forward = begin <= end
+        infinity = torch.full_like(begin, torch.inf)
+        inner = torch.where(forward, infinity, -infinity)
+        first, last = torch.nextafter(begin, inner), torch.nextafter(end, -inner)
+        narrow = (last - first) * inner < 0  # an interval too short for two roundings
+        first = torch.where(at_begin & ~narrow, first, -inner)
+        last = torch.where(at_end & ~narrow, last, inner)
+        return torch.minimum(first, last), torch.maximum(first, last)
+
+    def _save(self, part: Problem, solved: Solved) -> None:
+        if part.ts is not None:
+            here = ~part.ts.detach().isnan()
+            self.saved = _filled(self.saved, here, solved.outputs.saved)
+            self.controls = _filled(self.controls, here, [leaf[:, None] for leaf in self.control])
+        if solved.steps is not None:
+            steps = solved.steps + self.tau.detach()[:, None]
+            self.steps.append(torch.where(self.active[:, None], steps, torch.nan))
+        if solved.times is not None:
+            begins, ends = (times + self.tau[:, None] for times in solved.times)
+            self.dense.append((begins, ends, solved.outputs.states, solved.outputs.powers))
+
+    def _save_between(self, mask: Tensor, end: Tensor, event: Tensor, z: State) -> None:
+        """Fill in saved times between the end of a solve and its event, which the Newton step may have moved later."""
+        sign = self.problem.span.detach().sign()
+        self.covered = torch.where(mask, torch.maximum(end * sign, event * sign) * sign, self.covered)
+        if self.dense:
+            begins, ends, states, powers = self.dense[-1]
+            last = mask[:, None] & (ends == end[:, None])
+            self.dense[-1] = begins, torch.where(last, self.covered[:, None], ends), states, powers
+        if self.problem.ts is not None:
+            ts = self.problem.ts.detach() * sign[:, None]
+            between = mask[:, None] & (ts > (end * sign)[:, None]) & (ts <= (event * sign)[:, None])
+            self.saved = _filled(self.saved, between, [leaf[:, None] for leaf in z[: len(self.saved)]])
+            self.controls = _filled(self.controls, between, [leaf[:, None] for leaf in self.control])
+
+    def _apply_events(
+        self, watch: EventWatch, part: Problem, mask: Tensor, tau: Tensor, z: State
+    ) -> tuple[Tensor, State, Tensor]:
+        """Record events and apply their resets: the time and state to go on with, and which samples end."""
+        part = watch.shorten(part)
+        # The functions see all samples; those without an event, without gradients.
+        seen = where(mask, z, [leaf.detach() for leaf in where(mask, z, self.problem.z0)])
+        shift, moves = watch.correct(part, seen, mask)
+        self.corrections = self.corrections + mask.int()
+        t0 = self.problem.t0
+        tau = torch.where(mask, self.tau.detach() + watch.ends + shift - (t0 - t0.detach()), tau)
+        self._save_between(mask, self.tau.detach() + watch.ends, tau.detach(), z)
+        z = where(mask, tuple(a + b for a, b in zip(seen, moves, strict=True)), z)
+        at_event, z_before = z, z
+        ended = torch.zeros_like(mask)
+        for i, event in enumerate(self.events):
+            here = watch.fired[:, i] & mask
+            self.counts[:, i] += here.int()
+            self.occurrences[i].append(_Occurrence(here, t0 + tau, z_before[: self.problem.system.states]))
+            full = here & (self.counts[:, i] >= event.limit)
+            if event.terminal:
+                ended = ended | full
+            else:
+                over = here & (self.counts[:, i] > event.limit)
+                self.codes = torch.where(over, Status.MAX_EVENTS, self.codes).to(torch.int32)
+            if event.reset is not None:
+                at_event = self._reset(event, here & ~ended, tau, at_event, part)
+        too_many = self.codes == Status.MAX_EVENTS
+        last = z if self.problem.keep_last else tuple(torch.full_like(leaf, torch.nan) for leaf in z)
+        self.final = where(too_many & mask, last, self.final)
+        return tau, where(ended, z_before, at_event), ended | too_many
+
+    def _reset(self, event: Event, mask: Tensor, tau: Tensor, z: State, part: Problem) -> State:
+        """The state after a reset, for samples in the mask; a control that feedback does not drive may change too."""
+        system = self.problem.system
+        t = (self.problem.t0 + tau).to(system.dtype)
+        # Another event at the same time may have changed the control already.
+        x, control = system.arguments(z, (*self.control, *part.theta[len(self.control) :]))
+        assert event.reset is not None
+        found = event.reset(t, x, control)
+        paired = isinstance(found, tuple) and len(found) == 2 and system.spec is not None
+        new_x, new_control = found if paired else (found, control)
+        leaves = [] if system.spec is None else system.flatten(new_control)
+        states = system.states
+        old = (*z[:states], *(z[states : system.shown] if system.driven else self.control))
+        new = _checked_reset((*system.flatten_x(new_x, "the reset of an Event"), *leaves), old)
+        changed = where(mask, new, old)
+        if system.driven:
+            return (*changed, *z[system.shown :])
+        self.control = changed[states:]
+        return (*changed[:states], *z[states:])
+
+    def solved(self) -> Solved:
+        """All solves as one."""
+        states: State = ()
+        powers: State = ()
+        times = None
+        if self.dense:
+            begins, ends, states_of, powers_of = zip(*self.dense, strict=True)
+            times = torch.cat(begins, 1), torch.cat(ends, 1)
+            states = tuple(torch.cat(leaves) for leaves in zip(*states_of, strict=True))
+            powers = tuple(torch.cat(leaves) for leaves in zip(*powers_of, strict=True))
+        outputs = Outputs(self.final, self.saved, states, powers)
+        stats = ChainStats(self.stats, self.corrections)
+        steps = join_tables(self.steps) if self.steps else None
+        return Solved(
+            outputs, stats, self.codes, self.tau.detach(), times, None, steps, self.control or None, self.controls
+        )
+
+    def records(self) -> tuple[EventRecord, ...]:
+        """What happened, event by event."""
+        return tuple(
+            _gather(self.counts[:, i], occurrences, self.problem) for i, occurrences in enumerate(self.occurrences)
+        )
+
+
+def _filled(values: State, here: Tensor, new: Sequence[Tensor]) -> State:
+    """Values at the saved times, each (batch, T, ...) and nan at first, with new ones at some times."""
+    old = values or [torch.full((), torch.nan, dtype=leaf.dtype, device=leaf.device) for leaf in new]
+    pairs = zip(new, old, strict=True)
+    return tuple(torch.where(mask_like(here, leaf[:, 0]), leaf, before) for leaf, before in pairs)
+
+
+def _checked_reset(new: Sequence[Any], old: Sequence[Tensor]) -> State:
+    for value, leaf in zip(new, old, strict=True):
+        if not isinstance(value, Tensor) or value.shape != leaf.shape or value.dtype != leaf.dtype:
+            given = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                "the reset of an Event must return x, or (x, theta), with the shapes and dtypes that they had:"
+                f" expected {leaf.dtype} {tuple(leaf.shape)}, returned {given}"
+            )
+    return tuple(new)
+
+
+def _gather(counts: Tensor, occurrences: Sequence[_Occurrence], problem: Problem) -> EventRecord:
+    """The n-th occurrence of every sample side by side."""
+    most = int(counts.max()) if len(counts) else 0
+    ts = torch.full((len(counts), most), torch.nan, dtype=torch.float64, device=counts.device)
+    xs = [x.new_full((len(counts), most, *x.shape[1:]), torch.nan) for x in problem.z0[: problem.system.states]]
+    made = torch.zeros_like(counts)
+    columns = torch.arange(most, device=counts.device)
+    for it in occurrences:
+        place = it.mask[:, None] & (columns == made[:, None])
+        ts = torch.where(place, it.time[:, None], ts)
+        xs = [torch.where(mask_like(place, x), x[:, None], old) for x, old in zip(it.x, xs, strict=True)]
+        made = made + it.mask.int()
+    return EventRecord(counts, ts, problem.system.nest_x(xs))
+
+
+def check_jumps(jump_ts: Any, problem: Problem) -> Tensor:
+    """Jumps as (batch, n), counted from t0; those outside of the interval do not matter."""
+    given, full = check_times("jump_ts", jump_ts, problem.t0)
+    if problem.options.shared_step and given.dim() == 2:
+        raise InputError('step="batch" takes one step for all samples, so jump_ts must be (n,), the same for all')
+    return full - problem.t0[:, None]

@@ -1,0 +1,293 @@
+"""Events: times at which a function of a sample's time, state and control changes its sign.
+
+After each accepted step, the signs of the event functions in its middle and at its end are compared with those before.
+The first change is located by root finding on dense output. The step is then taken again, shortened, so that it ends
+there: an event is the end of a sample's interval, and the method's own order holds up to it.
+
+With v(t, z) the event function, the end (t, z) of the shortened step and r = dv/dt + dv/dz dz/dt, one Newton step
+
+    t_event = t - v(t, z) / r,     z_event = z - v(t, z) / r dz/dt
+
+removes the error of dense output. Its derivative with constant r and dz/dt is also the derivative of the event's time
+and state (implicit function theorem), so that autograd finds the gradients of events by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError, check_count, check_flag, check_function
+from .captures import held_by
+from .integrate import Attempt, AttemptInputs, AttemptResult, LoopState
+from .problem import Problem
+from .step import evaluate_dense
+from .system import State, map_tensors, rebuild, tensors_of, where
+
+_MOST_EVENTS = 100
+
+
+@dataclass(frozen=True)
+class Event:
+    """A condition function(t, x, theta) = 0 that is watched for every sample during a solve.
+
+    Args:
+        function: (t, x, theta) -> (batch,), as the dynamics receive them. An event is a change of its sign. Signs are
+            compared in the middle and at the end of each step; two changes within one half go unnoticed (use max_dt).
+        terminal: Whether the event ends the sample, at its `max_count`-th occurrence.
+        direction: 1 for changes from negative to positive only, -1 for the opposite, 0 for both; in the direction of
+            the solve.
+        reset: (t, x, theta) -> the new x, or (x, theta), with which the sample goes on. Default: it goes on as it is.
+        max_count: A terminal event ends the sample at this occurrence. Default: 1. For others, a sample with more
+            occurrences fails with the status MAX_EVENTS. Default: 100.
+
+    >>> import torch, ncode
+    >>> fall = lambda t, x, theta: torch.stack([x[:, 1], torch.full_like(t, -9.81)], 1)
+    >>> hit = ncode.Event(lambda t, x, theta: x[:, 0], direction=-1)
+    >>> x0 = torch.tensor([[1.0, 0.0], [2.0, 0.0]], dtype=torch.float64)
+    >>> sol = ncode.solve(fall, x0, 0.0, 10.0, events=hit)
+    >>> sol.events[0].ts.flatten()  # sqrt(2 height / 9.81)
+    tensor([0.4515, 0.6386], dtype=torch.float64)
+    """
+
+    function: Callable[[Tensor, Any, Any], Tensor]
+    terminal: bool = True
+    direction: int = 0
+    reset: Callable[[Tensor, Any, Any], Any] | None = None
+    max_count: int | None = None
+
+    def __post_init__(self) -> None:
+        check_function("the function of an Event", self.function, ("t", "x", "theta"))
+        if self.reset is not None:
+            check_function("the reset of an Event", self.reset, ("t", "x", "theta"))
+        check_flag("terminal", self.terminal)
+        if self.direction not in (-1, 0, 1):
+            raise InputError(f"direction of an Event must be -1, 0 or 1; given {self.direction!r}")
+        if self.max_count is not None:
+            check_count("max_count", self.max_count)
+
+    @property
+    def limit(self) -> int:
+        """The largest number of occurrences in one sample."""
+        return self.max_count or (1 if self.terminal else _MOST_EVENTS)
+
+
+def check_events(events: Any) -> tuple[Event, ...]:
+    """One or several events as a tuple."""
+    given = events if isinstance(events, (tuple, list)) else [events]
+    for event in given:
+        if not isinstance(event, Event):
+            raise InputError(
+                "events must be an ncode.Event or a list of them, as in Event(lambda t, x, theta: x[:, 0]); given"
+                f" {type(event).__name__}"
+            )
+    return tuple(given)
+
+
+class EventWatch:
+    """Watches one solve for the first event of each sample, and ends the sample's interval there."""
+
+    def __init__(self, events: Sequence[Event], problem: Problem):
+        batch, device = problem.batch, problem.t0.device
+        self.events, self.system = events, problem.system
+        self.directions = torch.tensor([event.direction for event in events], device=device)
+        self.signs = torch.zeros(batch, len(events), device=device)
+        self.fired = torch.zeros(batch, len(events), dtype=torch.bool, device=device)
+        self.ends = torch.zeros_like(problem.t0)
+        functions = [it for event in events for it in (event.function, event.reset) if it is not None]
+        held = [it for function in functions for it in held_by(function) if isinstance(it, Tensor)]
+        self.holds_samples = any(batch in tensor.shape for tensor in held)  # a tensor may have one row per sample
+
+    def values(self, t: Tensor, z: State, theta: Sequence[Tensor]) -> Tensor:
+        """The event functions at a time of the clock, (batch, events)."""
+        return torch.stack([self.value(event, t, z, theta) for event in self.events], 1)
+
+    def value(self, event: Event, t: Tensor, z: State, theta: Sequence[Tensor]) -> Tensor:
+        value = event.function(t, *self.system.arguments(z, theta))
+        if not isinstance(value, Tensor) or value.shape != t.shape or not value.is_floating_point():
+            given = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+            raise InputError(
+                f"the function of an Event must return one real number per sample, a tensor of shape {tuple(t.shape)};"
+                f" returned {given}"
+            )
+        return value
+
+    def rates(self, t: Tensor, z: State, theta: Sequence[Tensor], slope: State) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, their derivatives along the solution, and sizes to compare rounding with; each (batch, events)."""
+        columns = []
+        with torch.enable_grad():
+            at = [leaf.detach().requires_grad_() for leaf in (t, *z[: self.system.shown])]
+            for event in self.events:
+                value = self.value(event, at[0], (*at[1:], *z[len(at) - 1 :]), [leaf.detach() for leaf in theta])
+                columns.append((value.detach(), *_along(value, at, (torch.ones_like(t), *slope))))
+        values, rates, sizes = (torch.stack(column, 1) for column in zip(*columns, strict=True))
+        return values, rates, sizes
+
+    def start(self, problem: Problem, slope: State) -> None:
+        """Find the signs just after the start; slopes tell where a value is 0, as after a reset."""
+        t, z, theta = problem.start
+        values, rates, sizes = self.rates(self.system.clock(theta, t), z, theta, slope)
+        forward = problem.span.detach().sign()[:, None].to(values.dtype)
+        rounding = 64 * torch.finfo(values.dtype).eps * sizes
+        self.signs = torch.where(values.abs() > rounding, values.sign(), (rates * forward).sign())
+
+    def review(
+        self, attempt: Attempt, before: LoopState, inputs: AttemptInputs, result: AttemptResult, rows: Tensor | None
+    ) -> tuple[AttemptResult, Tensor]:
+        """Look for events in the steps of one attempt; a sample with one is put back, with its t1 at the event."""
+        every = slice(None) if rows is None else rows
+        t, h, t1 = result.t, result.h, inputs.t1
+        watched = (h != 0) & ~self.fired[every].any(1)
+        sigma, signs = self._search(inputs.theta, result, self.signs[every], watched)
+        first = sigma.amin(1)
+        hit = first.isfinite()
+        self.signs[every] = torch.where((watched & ~hit)[:, None], signs, self.signs[every])
+        if not bool(hit.any()):
+            return result, t1
+        end = torch.where(hit, t + torch.where(hit, first, 0.0) * h, t1)
+        together = sigma <= (first + 8 * torch.finfo(first.dtype).eps)[:, None]
+        self.fired[every] |= together & hit[:, None]
+        self.ends[every] = torch.where(hit, end, self.ends[every])
+        back = before._replace(
+            rejected=before.rejected + 1,  # the step is taken again
+            alive=before.alive & (end != t),
+        )
+        pairs = zip(tensors_of(result.state), tensors_of(back), strict=True)
+        state = rebuild(result.state, [where(hit, (old,), (new,))[0] for new, old in pairs])
+        counts = None if result.counts is None else attempt.count(state, end)
+        stayed = {"t_next": torch.where(hit, t, result.t_next), "h": torch.where(hit, 0.0, h)}
+        return result._replace(state=state, counts=counts, **stayed), end
+
+    def _search(
+        self, theta: Sequence[Tensor], result: AttemptResult, signs: Tensor, watched: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Where in their steps samples meet each event first (inf: nowhere), and the signs at the end."""
+        half = torch.full_like(result.t, 0.5)
+        middle = self.values(*self._dense_at(half, theta, result), theta)
+        end = self.values(self.system.clock(theta, result.t + result.h), result.state.z, theta)
+        low, at_low, at_high = (torch.zeros_like(signs) for _ in range(3))
+        found, last = torch.zeros_like(signs, dtype=torch.bool), torch.zeros_like(signs)
+        for before, value in ((0.0, middle), (0.5, end)):
+            sign = value.sign()
+            crossed = (sign != signs) & (signs != 0) & ~sign.isnan() & watched[:, None]
+            new = crossed & ((self.directions == 0) | (signs == -self.directions)) & ~found
+            low = torch.where(new, before, low)
+            at_low, at_high = torch.where(new, last, at_low), torch.where(new, value, at_high)
+            after = torch.where(sign == 0, torch.where(crossed, -signs, signs), sign)
+            signs, found, last = torch.where(sign.isnan(), signs, after), found | new, value
+        roots = torch.full_like(low, torch.inf, dtype=result.t.dtype)
+        for i in found.any(0).nonzero().flatten().tolist():
+            roots[:, i] = self._locate(
+                self.events[i], theta, result, found[:, i], low[:, i], at_low[:, i], at_high[:, i]
+            )
+        return roots, signs
+
+    def _dense_at(self, sigma: Tensor, theta: Sequence[Tensor], result: AttemptResult) -> tuple[Tensor, State]:
+        """The time of the clock and the state at a point of each step."""
+        assert result.dense is not None
+        values = evaluate_dense(result.z[: self.system.shown], result.dense, sigma[:, None])
+        return self.system.clock(theta, result.t + sigma * result.h), tuple(leaf[:, 0] for leaf in values)
+
+    def _locate(
+        self,
+        event: Event,
+        theta: Sequence[Tensor],
+        result: AttemptResult,
+        found: Tensor,
+        low: Tensor,
+        at_low: Tensor,
+        at_high: Tensor,
+    ) -> Tensor:
+        """Where in their steps the samples in `found` meet one event, inf for others; it is in the half from `low`."""
+        root = torch.full_like(result.t, torch.inf)
+        rows = torch.arange(len(root), device=root.device) if self.holds_samples else found.nonzero()[:, 0]
+        steps = result._replace(slopes=(), state=None, counts=None)
+        theta, steps, low, at_low, at_high = map_tensors(
+            lambda leaf: leaf.index_select(0, rows), (tuple(theta), steps, low.to(root.dtype), at_low, at_high)
+        )
+
+        def value(sigma: Tensor) -> Tensor:
+            return self.value(event, *self._dense_at(sigma, theta, steps), theta)
+
+        place = find_root(value, low, low + 0.5, at_low, at_high)
+        return torch.where(found, root.index_copy(0, rows, place), torch.inf)
+
+    def shorten(self, problem: Problem) -> Problem:
+        """The problem that ends at the events. They are constants there, although t0 may move."""
+        hit, t0 = self.fired.any(1), problem.t0
+        span = torch.where(hit, self.ends - (t0 - t0.detach()), problem.span)
+        ts = problem.ts
+        if ts is not None:
+            beyond = hit[:, None] & (ts.detach().abs() > self.ends.abs()[:, None])
+            ts = torch.where(beyond, torch.nan, ts)
+        return replace(problem, span=span, t1=torch.where(hit, t0.detach() + self.ends, problem.t1), ts=ts)
+
+    def correct(self, problem: Problem, z: State, mask: Tensor) -> tuple[Tensor, State]:
+        """The Newton step to the event, for samples in the mask: what to add to the time and to the state."""
+        system, theta = self.system, problem.theta
+        t = system.clock(theta, problem.span).detach()
+        fixed = tuple(leaf.detach() for leaf in z)
+        with torch.no_grad():
+            slope = system.bind(theta)(t, fixed)
+        _, rates, _ = self.rates(t, fixed, theta, slope)
+        first = self.fired.int().argmax(1, keepdim=True)
+        rate = rates.gather(1, first)[:, 0]
+        flat = mask & (rate == 0)
+        if bool(flat.any()) and any(leaf.requires_grad for leaf in z):
+            raise InputError(
+                f"an event of sample {int(flat.int().argmax())} does not change along the solution where it happens:"
+                " its time has no gradient; use an event function with a derivative, or torch.no_grad()"
+            )
+        value = self.values(t, z, theta).gather(1, first)[:, 0]
+        shift = torch.where(mask, -value / torch.where(mask & (rate != 0), rate, 1.0), 0.0).double()
+        # Dense output is close: a longer way is a sign of an event function that bends sharply.
+        small = shift.detach().abs() <= 0.01 * problem.span.detach().abs()
+        shift = torch.where(small, shift, shift - shift.detach())
+        moves = (shift.to(leaf.real.dtype).reshape(-1, *[1] * (leaf.dim() - 1)) for leaf in z)
+        return shift, tuple(move * k for move, k in zip(moves, slope, strict=True))
+
+
+def _along(value: Tensor, at: Sequence[Tensor], slopes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The derivative of a value along the slopes, and the sum of |derivative| |argument|; each (batch,)."""
+    rate, size = torch.zeros_like(value.detach()), value.detach().abs()
+    grads = torch.autograd.grad(value.sum(), at, allow_unused=True) if value.requires_grad else [None] * len(at)
+    for grad, argument, slope in zip(grads, at, slopes, strict=False):
+        if grad is not None:
+            rate = rate + (grad.conj() * slope).real.reshape(len(rate), -1).sum(1)
+            size = size + (grad.abs() * argument.detach().abs()).reshape(len(rate), -1).sum(1)
+    return rate, size
+
+
+def find_root(
+    function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, at_low: Tensor, at_high: Tensor
+) -> Tensor:
+    """Where a function changes its sign between low and high, elementwise, to 1e-12 (Chandrupatla, 1997).
+
+    The value at `low` counts as having the opposite sign of that at `high`, even if it is 0.
+    """
+    within = max(1e-12, 4 * torch.finfo(low.dtype).eps)
+    a, fa, b = high, at_high, low
+    fb = torch.where(at_low.sign() == -fa.sign(), at_low, -fa)
+    move, best, done = torch.full_like(a, 0.5), high, at_high == 0
+    for _ in range(100):
+        x = a + move * (b - a)
+        fx = function(x).to(fa.dtype)
+        same = fx.sign() == fa.sign()
+        c, fc = torch.where(same, a, b), torch.where(same, fa, fb)
+        b, fb = torch.where(same, b, a), torch.where(same, fb, fa)
+        a, fa = x, fx
+        best = torch.where(done, best, torch.where(fa.abs() < fb.abs(), a, b))
+        least = within / (b - a).abs().clamp_min(within)
+        done = done | (least > 0.5) | (fa == 0) | ~fa.isfinite()
+        if bool(done.all()):
+            break
+        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
+        inverse_quadratic = (phi * phi < xi) & ((1 - phi) ** 2 < 1 - xi)
+        step = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
+        move = torch.where(inverse_quadratic & step.isfinite(), step, 0.5)
+        move = torch.minimum(torch.maximum(move, least.clamp_max(0.5)), 1 - least.clamp_max(0.5))
+    return best

@@ -1,0 +1,143 @@
+"""A system's slope together with its Jacobian, one matrix per sample; states as one vector per sample.
+
+Reverse mode gives one row of the Jacobian per pass. Samples are independent of each other, so that one pass with the
+same cotangent for all of them gives that row for all of them. Only these passes are batched, never the dynamics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._torch_private import is_traced
+from ..errors import InputError
+from .system import RightHandSide, State
+
+UNROLLED = 8  # up to this size a traced solve writes out linear algebra element by element, so that it is fused
+
+NOT_INDEPENDENT = (
+    "method {name!r} needs the Jacobian of each sample, but samples depend on each other: the dynamics of one sample"
+    " change with the state of another (batch normalisation, attention over the batch?). Put samples that interact into"
+    " one state of shape (1, ...), or use an explicit method"
+)
+
+
+class Linearised(NamedTuple):
+    """A slope and its derivatives at one time and state."""
+
+    slope: State
+    rows: tuple[Tensor, ...]  # of the Jacobian: n tensors (batch, n)
+    time: Tensor  # derivative of the slope with respect to time, (batch, n)
+
+
+def join(z: Sequence[Tensor]) -> Tensor:
+    """The leaves of a state as one (batch, n) tensor."""
+    flat = [leaf.reshape(leaf.shape[0], -1) for leaf in z]
+    return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+
+
+def split(vector: Tensor, like: Sequence[Tensor]) -> State:
+    """The leaves that a (batch, n) tensor joins."""
+    parts = vector.split([leaf[0].numel() for leaf in like], 1) if len(like) > 1 else (vector,)
+    return tuple(part.reshape(leaf.shape) for part, leaf in zip(parts, like, strict=True))
+
+
+def linearise(system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: State) -> Linearised:
+    """The slope at (t, z), t a time of the system's clock, and its derivatives; with a graph if autograd is enabled."""
+    graph = torch.is_grad_enabled()
+
+    def follow(leaf: Tensor) -> Tensor:
+        # An alias: theta may have been computed from the state, and that path is no part of the Jacobian.
+        alias = leaf.view_as(leaf) if graph else leaf.detach()  # detach would drop the tangents of forward mode
+        return alias if alias.requires_grad else alias.requires_grad_()
+
+    with torch.enable_grad():
+        leaves = tuple(map(follow, z))
+        # A new leaf for the time would make autograd walk through the whole history of z to look for it.
+        at = t + 0 * z[0].reshape(len(t), -1)[:, 0] if graph and z[0].requires_grad else follow(t)
+        slope = system.bind(theta)(at, leaves)
+        vector = join(slope)
+    n = vector.shape[1]
+    rows = _given_rows(system, theta, t, z, n)
+    if rows is not None:
+        time = _time_derivative(vector, at, graph)
+    else:
+        times, parts = _pulled(vector, at, leaves, graph)
+        rows, time = tuple(join(row) for row in parts), torch.stack(times, 1)
+    return Linearised(slope if graph else tuple(k.detach() for k in slope), rows, time)
+
+
+def _pulled(vector: Tensor, t: Tensor, z: State, graph: bool) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, ...]]]:
+    """For each element of the vector its gradients: n of (batch,) for the time, and n states."""
+    batch, n = vector.shape
+    inputs = (t, *z)
+    if not vector.requires_grad:
+        return (torch.zeros_like(t),) * n, [tuple(map(torch.zeros_like, z))] * n
+    basis = torch.eye(n, dtype=vector.dtype, device=vector.device)
+    traced = is_traced()
+    grads: Sequence[Tensor | None] | None = None
+    if not (traced and n <= UNROLLED):
+        with contextlib.suppress(RuntimeError):  # a backward formula that cannot be batched
+            cotangents = basis[:, None].expand(n, batch, n)
+            grads = torch.autograd.grad(
+                vector, inputs, cotangents, True, graph, allow_unused=True, is_grads_batched=True
+            )
+    if grads is None:
+        single = [
+            torch.autograd.grad(vector, inputs, row.expand(batch, n), True, graph, allow_unused=True) for row in basis
+        ]
+        full = [[torch.zeros_like(it) if g is None else g for g, it in zip(row, inputs, strict=True)] for row in single]
+    else:
+        pairs = zip(grads, inputs, strict=True)
+        each = [[torch.zeros_like(it)] * n if g is None else g.unbind() for g, it in pairs]
+        full = list(zip(*each, strict=True))
+    return tuple(row[0] for row in full), [tuple(row[1:]) for row in full]
+
+
+def _given_rows(
+    system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: State, n: int
+) -> tuple[Tensor, ...] | None:
+    """The rows of a Jacobian that the dynamics supply; None if they do not."""
+    jacobian = system.jacobian(theta)
+    if jacobian is None:
+        return None
+    matrix = jacobian(t, z[0])
+    if not isinstance(matrix, Tensor) or matrix.shape != (len(t), n, n) or matrix.dtype != z[0].dtype:
+        given = f"{tuple(matrix.shape)}, {matrix.dtype}" if isinstance(matrix, Tensor) else type(matrix).__name__
+        raise InputError(
+            f"the dynamics' method jacobian(t, x, theta) returned {given}; expected a tensor ({len(t)}, {n}, {n}) of"
+            f" {z[0].dtype}: one matrix per sample, d f_i / d x_j in row i"
+        )
+    return matrix.unbind(1)
+
+
+def _time_derivative(vector: Tensor, t: Tensor, graph: bool) -> Tensor:
+    """df/dt (batch, n) by two passes: the gradient of a product with w is linear in w, and its gradient is df/dt."""
+    if not vector.requires_grad:
+        return torch.zeros_like(vector)
+    with torch.enable_grad():
+        w = torch.zeros_like(vector).requires_grad_()
+        (pulled,) = torch.autograd.grad(vector, t, w, True, True, allow_unused=True)
+    if pulled is None or not pulled.requires_grad:
+        return torch.zeros_like(vector)
+    (found,) = torch.autograd.grad(pulled, w, torch.ones_like(pulled), graph, graph, allow_unused=True)
+    return torch.zeros_like(vector) if found is None else found
+
+
+def check_independence(name: str, system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor]) -> None:
+    """Refuse a system in which the slope of one sample depends on the state of another, by one pass at t0."""
+    if len(t) == 1:
+        return
+    with torch.enable_grad():
+        leaves = tuple(leaf.detach().requires_grad_() for leaf in z)
+        slope = join(system.bind(theta)(system.clock(theta, t), leaves))
+        if not slope.requires_grad:
+            return
+        half = len(t) // 2
+        grads = torch.autograd.grad(slope[:half].sum(), leaves, allow_unused=True)
+    if any(grad is not None and bool((grad[half:] != 0).any()) for grad in grads):
+        raise InputError(NOT_INDEPENDENT.format(name=name))

@@ -1,0 +1,290 @@
+"""Solve a checked problem: a forward pass without autograd, then whatever the gradient needs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._torch_private import forward_mode_enabled, has_other_ranks, is_dual, is_mapped
+from ..errors import InputError, Status
+from .captures import Captures, find_captures
+from .events import EventWatch
+from .gradients.adjoint import AdjointPullback
+from .gradients.discrete import DiscretePullback
+from .gradients.function import Ends, ForwardContext, Outputs, connect, harmless_state, isolate_captures
+from .gradients.unrolled import mask_failed, planned_steps, saved_at_start, unroll
+from .integrate import Attempt, LoopState, integrate, start_loop
+from .linearise import check_independence
+from .problem import Problem
+from .record import DenseRecorder, Observer, Recorder, SavedValues, StepRecord, StepTimes, Tape
+from .solution import Stats
+from .stiffness import mark_stiff
+from .system import CHANGES_ARGUMENT, Positions, State, expand_like, map_tensors, tensors_of, where
+
+
+class Solved(NamedTuple):
+    """What solving a problem yields."""
+
+    outputs: Outputs
+    stats: Stats
+    codes: Tensor  # the status of each sample, (batch,)
+    reached: Tensor  # the time that each sample reached, counted from t0
+    times: tuple[Tensor, Tensor] | None  # at which the steps of dense output begin and end
+    failed: int | None  # number of failed samples, or None if unknown
+    steps: Tensor | None = None  # times after accepted steps, counted from t0, (batch, n)
+    control: State | None = None  # leaves of a constant control at the end, where events may have reset it
+    controls: State = ()  # the same at the saved times
+
+
+def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
+    """A forward pass without autograd, to t1 or the first event, then whatever the gradient needs."""
+    options, inputs = problem.options, tensors_of(problem.inputs)
+    _refuse_mapped((*problem.z0, *problem.theta))
+    unrolled = options.gradient == "autograd"
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not unrolled), forward_mode_enabled(False):
+        captures = probe(problem, train=torch.is_grad_enabled())
+    _refuse_mapped((*captures.trained, *captures.others))
+    leaves = (*problem.z0, *inputs, *captures.trained)
+    differentiates = unrolled or (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves))
+    if not unrolled and any(is_dual(leaf) for leaf in (*leaves, *captures.others)):
+        raise InputError(f'gradient="{options.gradient}" has no forward mode: use gradient="autograd"')
+    if differentiates and options.gradient == "adjoint" and problem.dense:
+        raise InputError('dense output has no adjoint gradient: use save_at, or gradient="discrete"')
+
+    tape = None
+    if differentiates and options.gradient != "adjoint":
+        tape = Tape(options.checkpoint_every if options.gradient == "discrete" else 1)
+    positions = Positions(captures.outside, problem.batch)
+    if watch is not None and watch.holds_samples:
+        positions.free = False
+    with torch.no_grad(), forward_mode_enabled(False):
+        forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch)
+    if watch is not None:
+        problem = watch.shorten(problem)
+    state = forward.state
+    if forward.failed != 0 and problem.span.requires_grad:
+        # How far a sample got that did not reach t1 is a constant.
+        span = torch.where(state.status == Status.OK, problem.span, problem.span.detach())
+        problem = replace(problem, span=span)
+    stats = Stats(forward.nfe, state.accepted, state.rejected, backend=options.backend.name)
+    if unrolled and tape is not None:
+        outputs, times = _unroll(problem, captures, positions, tape, forward, stats)
+    else:
+        times, states, powers = None, (), ()
+        if forward.dense is not None and forward.dense.records:
+            times, states, powers = _step_times(problem, forward.dense.records), *forward.dense.stacked()
+        outputs = Outputs(state.z, forward.saved, states, powers)
+        if differentiates:
+            outputs = _connect(problem, captures, positions, tape, forward, stats, outputs)
+    return Solved(outputs, stats, state.status, state.t, times, forward.failed, forward.steps)
+
+
+def solve_planned(problem: Problem) -> Solved:
+    """Steps that are known in advance, as a plain graph: no value is read on the way."""
+    system = problem.system
+    if problem.options.implicit:
+        check_independence(problem.options.tableau.name, system, *problem.start)
+    slope = system.bind(problem.theta)(system.clock(problem.theta, torch.zeros_like(problem.t0)), problem.z0)
+    steps = planned_steps(problem)
+    outputs = unroll(problem, steps, slope)
+    finite = torch.stack([leaf.detach().isfinite().reshape(problem.batch, -1).all(1) for leaf in outputs.z]).all(0)
+    reached = Status.MAX_STEPS if problem.exceeds_max_steps else Status.OK
+    codes = torch.where(finite, reached, Status.NOT_FINITE).to(torch.int32)
+    count = torch.full_like(codes, len(steps.records))
+    step = problem.options.make_step(system, dense=problem.interpolates)
+    nfe = count * step.evaluations + int(step.needs_end)
+    stats = Stats(nfe, count, torch.zeros_like(count))
+    times = _step_times(problem, steps.records) if problem.dense and steps.records else None
+    kept = finite if problem.keep_last else codes == Status.OK
+    ends = [torch.zeros_like(problem.t0), *(it.t_next for it in steps.records)]
+    table = torch.stack(ends, 1) if problem.save_steps else None
+    return Solved(mask_failed(outputs, kept), stats, codes, steps.reached(problem.span.detach()), times, None, table)
+
+
+class ForwardResult(NamedTuple):
+    """The end of a forward pass."""
+
+    state: LoopState
+    nfe: Tensor
+    saved: State  # x and the driven control at the saved times; empty without
+    dense: DenseRecorder | None
+    evaluations: int  # of the dynamics per step
+    failed: int | None  # number of failed samples, or None if unknown
+    steps: Tensor | None = None  # times after accepted steps, counted from t0
+
+    @property
+    def moved(self) -> Tensor:
+        """Which samples took a step, (batch,)."""
+        return self.state.accepted > 0
+
+
+def probe(problem: Problem, *, train: bool) -> Captures:
+    """Evaluate the system at t0: checks what it returns and finds its captures."""
+    system, (t, z, theta) = problem.system, problem.start
+    t = system.clock(theta, t)
+    try:
+        with _without_communication():
+            captures = find_captures(
+                lambda *at: system.bind(at[2])(*at[:2]), system.functions, t, z, theta, train=train
+            )
+    except (RuntimeError, TypeError, IndexError) as error:
+        if "in-place" in str(error) or "inplace" in str(error):
+            raise InputError(CHANGES_ARGUMENT) from error
+        error.add_note(
+            f"solve called the dynamics with t of shape {tuple(t.shape)} and x of shape {tuple(z[0].shape)}. t has one"
+            f" time per sample: where it multiplies x, write t.reshape(-1{', 1' * (z[0].dim() - 1)}) * x"
+        )
+        raise
+    if captures.uses_time:
+        problem.check_resolution()
+    if problem.options.implicit:
+        check_independence(problem.options.tableau.name, system, *problem.start)
+    return captures
+
+
+def _without_communication() -> AbstractContextManager[Any]:
+    if not has_other_ranks():
+        return nullcontext()
+    from .collectives import ForbidCollectives
+
+    return ForbidCollectives()
+
+
+def run_forward(
+    problem: Problem,
+    captures: Captures,
+    positions: Positions,
+    recorders: Sequence[Recorder] = (),
+    watch: EventWatch | None = None,
+) -> ForwardResult:
+    """Integrate from t0 to t1, or to the first event."""
+    system, options, backend = problem.system, problem.options, problem.options.backend
+    t0, t1 = torch.zeros_like(problem.t0), problem.span.detach()
+    z = tuple(backend.prepare(leaf.detach()) for leaf in problem.z0)
+    theta = tuple(backend.prepare(leaf.detach()) for leaf in problem.theta)
+    fixed, tolerance = options.dt is not None, problem.loop_tolerance
+    step = options.make_step(system, estimate=not fixed, dense=problem.interpolates or watch is not None)
+    # Where operations are fused counting costs nothing, and on a GPU it saves an attempt.
+    counted = problem.fixed_count is None and (backend.fuses or t0.is_cuda)
+    attempt = Attempt(step, options.rule, fixed, options.shared_step, counted, limits=options.limits)
+    start = start_loop(backend, attempt, options.dt, t0, t1, z, theta, captures.slope, captures.outside, tolerance)
+    saved = SavedValues(problem.ts.detach(), t0, z[: system.shown]) if problem.ts is not None else None
+    dense = DenseRecorder() if problem.dense else None
+    steps = StepTimes() if problem.save_steps else None
+    if watch is not None:
+        watch.start(problem, captures.slope)
+    state, failed = integrate(
+        backend,
+        attempt,
+        start,
+        t1,
+        theta,
+        captures.outside,
+        [recorder for recorder in (saved, dense, steps, *recorders) if recorder is not None],
+        tolerance=tolerance,
+        max_steps=options.max_steps,
+        steps=problem.fixed_count,
+        positions=positions if dense is None else None,  # dense output needs all samples side by side
+        watch=watch,
+        observer=_make_observer(problem, z),
+    )
+    if backend.fuses and t0.is_cuda:  # copies, out of the memory of a CUDA graph
+        names = ("t", "z", "status", "accepted", "rejected", "spent")
+        kept = map_tensors(torch.clone, tuple(getattr(state, name) for name in names))
+        state = state._replace(**dict(zip(names, kept, strict=True)))
+    if failed != 0 and not (fixed or options.implicit):
+        state = state._replace(status=mark_stiff(system, state.t, t1, state.h, state.z, theta, state.status))
+    nfe = start.nfe + (state.accepted + state.rejected) * step.evaluations
+    nfe = nfe if state.spent is None else nfe + state.spent
+    if failed != 0 or state.z[0] is z[0]:  # where nothing moved, the result must not be the input itself
+        bad = expand_like(~_kept(problem, state.status), state.z)
+        state = state._replace(z=tuple(torch.where(b, torch.nan, leaf) for b, leaf in zip(bad, state.z, strict=True)))
+    table = None if steps is None else steps.table(state.t, state.accepted)
+    values = saved.values if saved is not None else ()
+    return ForwardResult(state, nfe, values, dense, step.evaluations, failed, table)
+
+
+def _make_observer(problem: Problem, z: State) -> Observer | None:
+    system = problem.system
+    if problem.callback is None:
+        return None
+    return Observer(problem.callback, problem.t0.detach(), z[: system.states], system.nest_x)
+
+
+def _kept(problem: Problem, status: Tensor) -> Tensor:
+    """Which samples have a result, (batch,)."""
+    return torch.ones_like(status, dtype=torch.bool) if problem.keep_last else status == Status.OK
+
+
+def _connect(
+    problem: Problem,
+    captures: Captures,
+    positions: Positions,
+    tape: Tape | None,
+    forward: ForwardResult,
+    stats: Stats,
+    outputs: Outputs,
+) -> Outputs:
+    """The outputs with a gradient: "discrete" along a tape, "adjoint" without one."""
+    state, context = forward.state, ForwardContext(problem.system, problem.t0.device, captures)
+    system, isolated = isolate_captures(problem.system, captures)
+    problem = replace(problem, system=system)
+    ends = Ends(state.status, state.t, _kept(problem, state.status), forward.moved)
+    common = problem, isolated, ends, stats, context, positions
+    if tape is not None:
+        pullback = DiscretePullback(*common, tape)
+    else:
+        z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (state.z, forward.saved))
+        pullback = AdjointPullback(*common, z1, saved)
+    return connect(pullback, captures.trained, outputs)
+
+
+def _unroll(
+    problem: Problem, captures: Captures, positions: Positions, tape: Tape, forward: ForwardResult, stats: Stats
+) -> tuple[Outputs, tuple[Tensor, Tensor] | None]:
+    """The accepted steps once more, as a plain graph: the outputs, and the times of dense output."""
+    state = forward.state
+    kept = _kept(problem, state.status)
+    replayed = kept & ((state.status == Status.OK) | forward.moved)
+
+    def may_reorder() -> bool:
+        return not problem.dense and positions.are_free(problem.system, *problem.start, captures.slope)
+
+    replacement = functools.partial(harmless_state, problem)
+    steps = tape.steps(replayed, problem.z0, may_reorder=may_reorder, replacement=replacement)
+    outputs = mask_failed(unroll(problem, steps), kept)
+    if not bool(replayed.all()):  # what a failed sample passed before it failed, and where it never moved
+        z = where(replayed | ~kept, outputs.z, problem.z0)
+        passed = saved_at_start(problem) if problem.keep_last else forward.saved
+        outputs = outputs._replace(z=z, saved=where(replayed, outputs.saved, passed))
+    reuses_end = problem.options.make_step(problem.system, dense=problem.interpolates).needs_end
+    again = state.accepted * forward.evaluations + (state.accepted > 0) * reuses_end
+    stats.nfe = stats.nfe + torch.where(replayed, again, 0)
+    records = [steps.step(n) for n in range(len(steps.sizes))] if problem.dense else []
+    return outputs, _step_times(problem, records) if records else None
+
+
+def _refuse_mapped(leaves: Sequence[Tensor]) -> None:
+    if any(map(is_mapped, leaves)):
+        raise InputError(
+            "solve chooses steps by reading values, which torch.func.vmap forbids: solve is batched already, so put"
+            " the mapped dimension into the batch; or use a fixed dt with numbers for t0 and t1, and"
+            ' gradient="autograd"'
+        )
+
+
+def _step_times(problem: Problem, records: Sequence[StepRecord]) -> tuple[Tensor, Tensor]:
+    """The times (batch, n), from t0, at which steps begin and end; they move with the interval, as the steps do."""
+    begins, ends = torch.stack([it.t for it in records], 1), torch.stack([it.t_next for it in records], 1)
+    span = problem.span[:, None]
+    if not span.requires_grad:
+        return begins, ends
+    length = torch.where(span == 0, 1.0, span).detach()
+    moved = [times / length * span for times in (begins, ends)]
+    return begins + (moved[0] - moved[0].detach()), ends + (moved[1] - moved[1].detach())
