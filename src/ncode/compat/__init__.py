@@ -1,5 +1,5 @@
 """Other libraries' interfaces on top of `ncode.solve`, so that changing an import is enough."""
 
-from . import torchdiffeq
+from . import torchcde, torchdiffeq
 
-__all__ = ["torchdiffeq"]
+__all__ = ["torchcde", "torchdiffeq"]

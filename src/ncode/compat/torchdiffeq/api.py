@@ -1,46 +1,56 @@
-"""`odeint`, `odeint_adjoint` and `odeint_event`."""
+"""`odeint`, `odeint_adjoint`, `odeint_event` and `odeint_dense`."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from itertools import pairwise
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ...errors import InputError
-from .events import attach_time_gradient, crossing_function, find_event
-from .system import Func, Leaves, State, System, adjoint_tolerance, check_adjoint, leaves_of, make_system
+from ...ode.api import outside_of_compilation
+from .adaptive import Adaptive
+from .adjoint import solve_with_adjoint
+from .events import attach_time_gradient, crossing_function, forbid_double_backward, solve_until_event
+from .problem import make_problem
+from .states import Func, State, make_field, read_state
 
-FIRST_ONLY = "this gradient has first derivatives only (create_graph=False)"
-AUTOGRAD = 'for second ones, use odeint with options={"gradient": "autograd"}'
+Tolerance = Any  # a number, a sequence of numbers, or a tensor
 
 
+@outside_of_compilation
 def odeint(
     func: Func,
     y0: State,
     t: Tensor,
     *,
-    rtol: float = 1e-7,
-    atol: float = 1e-9,
+    rtol: Tolerance = 1e-7,
+    atol: Tolerance = 1e-9,
     method: str | None = None,
     options: dict[str, Any] | None = None,
     event_fn: Callable[[Any, Any], Tensor] | None = None,
 ) -> Any:
     """Solve dy/dt = func(t, y) from y(t[0]) = y0, and return y at each time of t.
 
-    y0 is one system: samples of a batch inside y0 share a step size. `ncode.solve` gives each its own, and is faster.
+    All of y0 shares one step size. `ncode.solve` gives each sample of a batch its own.
 
     Args:
-        func: func(t, y) -> dy/dt, with t of shape () and y like y0.
-        y0: A tensor of any shape, or a tuple of tensors of one dtype.
+        func: func(t, y) -> dy/dt, with t of shape () and y like y0. It may define `callback_step(t, y, dt)`,
+            `callback_accept_step` and `callback_reject_step`.
+        y0: A tensor of any shape, or a tuple of tensors.
         t: Times, (T,), strictly increasing or decreasing.
-        rtol, atol: The tolerance per step: atol + rtol * |y|, root mean square over the elements of the state.
-        method: Adaptive: dopri5 (default), dopri8, tsit5, bosh3, adaptive_heun. Fixed steps: euler, midpoint, heun2,
-            rk4. Default step: from each time of t to the next.
-        options: For all: `max_num_steps`; `gradient`, "discrete" (default) or "autograd" (has second derivatives, needs
-            more memory). Adaptive: `safety`, `ifactor`, `dfactor`. Fixed: `step_size` or `grid_constructor`.
+        rtol, atol: The tolerance per step: atol + rtol * |y|. One number, one per tensor of a tuple, or a tensor that
+            broadcasts with y0.
+        method: Adaptive: dopri5 (default), dopri8, tsit5, bosh3, fehlberg2, adaptive_heun. Fixed steps: euler,
+            midpoint, heun2, heun3, rk4. Default step: from each time of t to the next.
+        options: Adaptive: `norm`, `first_step`, `min_step`, `max_step`, `step_t`, `jump_t`, `safety`, `ifactor`,
+            `dfactor`, `max_num_steps`, `dtype`. Fixed: `step_size` or `grid_constructor`, `interp`, `perturb`. For
+            both: `gradient`, "autograd" (default) or "discrete", which keeps the states of the stages alone in memory
+            and evaluates func again in backward.
         event_fn: event_fn(t, y) -> a tensor. The solve ends where any of its values first changes sign; of t, which
             must have two times, only the first and the direction matter.
 
@@ -53,35 +63,44 @@ def odeint(
     >>> y.shape, bool((y[-1] - math.exp(-1)).abs().max() < 1e-6)
     (torch.Size([3, 3]), True)
     """
-    return _odeint(*make_system(func, y0, method, rtol, atol, options), t, event_fn)
+    problem = make_problem(func, y0, t, rtol, atol, method, options)
+    solver, field, layout = problem.solver, problem.field, problem.layout
+    if problem.options.get("gradient") == "discrete":
+        field = partial(checkpoint, field, use_reentrant=False)
+    if event_fn is None:
+        return layout.rows(solver.solve(field, problem.y0, problem.t))
+    when, states = solve_until_event(solver, field, problem.y0, problem.t, event_fn, layout)
+    return when, layout.rows(states)
 
 
+@outside_of_compilation
 def odeint_adjoint(
     func: Func,
     y0: State,
     t: Tensor,
     *,
-    rtol: float = 1e-7,
-    atol: float = 1e-9,
+    rtol: Tolerance = 1e-7,
+    atol: Tolerance = 1e-9,
     method: str | None = None,
     options: dict[str, Any] | None = None,
     event_fn: Callable[[Any, Any], Tensor] | None = None,
-    adjoint_rtol: float | None = None,
-    adjoint_atol: float | None = None,
+    adjoint_rtol: Tolerance | None = None,
+    adjoint_atol: Tolerance | None = None,
     adjoint_method: str | None = None,
     adjoint_options: dict[str, Any] | None = None,
     adjoint_params: Iterable[Tensor] | None = None,
 ) -> Any:
     """`odeint` with the adjoint gradient, solved backward in time: memory does not grow with the number of steps.
 
-    The gradient is only as exact as that solve. `odeint` has an exact one, and keeps one state per step.
+    The gradient is only as exact as that solve, and has first derivatives only.
 
     Args:
         func, y0, t, rtol, atol, method, options, event_fn: As in `odeint`.
-        adjoint_rtol, adjoint_atol: The tighter of these and of rtol, atol is used in both directions.
-        adjoint_method, adjoint_options: Those of the forward solve, or None; "norm" may be "seminorm", which is
-            always used.
-        adjoint_params: Not needed: gradients reach every tensor that func uses and that requires one.
+        adjoint_rtol, adjoint_atol, adjoint_method, adjoint_options: Those of the backward solve. Default: those of the
+            forward solve. The norm of `adjoint_options` is "seminorm" or a function of (gradient of t, y, adjoint of y,
+            *gradients of parameters). Default: the largest of their norms.
+        adjoint_params: The tensors that get a gradient. Default: the parameters of func and all other tensors that it
+            uses.
 
     >>> import torch
     >>> a = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
@@ -90,15 +109,21 @@ def odeint_adjoint(
     >>> bool((a.grad - a.detach().exp()).abs() < 1e-5)
     True
     """
-    wrong = [type(parameter).__name__ for parameter in adjoint_params or () if not isinstance(parameter, Tensor)]
-    if wrong:
-        raise InputError(f"adjoint_params must be tensors; given {wrong[0]}: leave them out, all parameters are found")
-    rtol, atol = adjoint_tolerance("rtol", rtol, adjoint_rtol), adjoint_tolerance("atol", atol, adjoint_atol)
-    system, leaves = make_system(func, y0, method, rtol, atol, options, "adjoint")
-    check_adjoint(method, options, adjoint_method, adjoint_options)
-    return _odeint(system, leaves, t, event_fn)
+    if adjoint_method not in (None, method) and options is not None and adjoint_options is None:
+        raise InputError(
+            f"adjoint_method={adjoint_method!r} differs from method={method!r}, so that adjoint_options cannot be those"
+            " of options: pass adjoint_options too"
+        )
+    if options is not None and "gradient" in options:
+        raise InputError('options["gradient"] is for odeint: odeint_adjoint has the adjoint gradient')
+    problem = make_problem(func, y0, t, rtol, atol, method, options)
+    *when, states = solve_with_adjoint(
+        problem, event_fn, adjoint_rtol, adjoint_atol, adjoint_method, adjoint_options, adjoint_params
+    )
+    return (*when, problem.layout.rows(states)) if when else problem.layout.rows(states)
 
 
+@outside_of_compilation
 def odeint_event(
     func: Func,
     y0: State,
@@ -134,108 +159,61 @@ def odeint_event(
     t0 = t0.reshape(())
     away = t0.detach() + (-1.0 if reverse_time else 1.0)
     event_t, solution = odeint_interface(func, y0, torch.stack([t0, away]), event_fn=event_fn, **kwargs)
-    system, start = make_system(func, y0, None, 0.0, 0.0, None)
-    leaves: Leaves = solution if system.nested else (solution,)
-    positive = crossing_function(event_fn, system, t0.detach().to(event_t.device), start)
-    when, last = attach_time_gradient(system, positive, event_t.detach(), tuple(leaf[-1] for leaf in leaves))
-    values = (torch.cat([leaf[:-1], new[None]]) for leaf, new in zip(leaves, last, strict=True))
-    when, *values = _forbid_double_backward(FIRST_ONLY, (when, *values))
-    return when, system.nest(tuple(values))
+    layout, start = read_state(y0)
+    leaves = (solution,) if layout.shapes is None else solution
+    last = leaves[0][-1] if layout.shapes is None else torch.cat([leaf[-1].reshape(-1) for leaf in leaves])
+    positive = crossing_function(event_fn, layout, t0.detach().to(event_t.device), start.detach())
+    when, last = attach_time_gradient(make_field(func, layout), positive, event_t.detach(), last)
+    ends = layout.rows(last[None])
+    ends = (ends,) if layout.shapes is None else ends
+    values = (torch.cat([leaf[:-1], end]) for leaf, end in zip(leaves, ends, strict=True))
+    when, *values = forbid_double_backward(when, *values)
+    return when, values[0] if layout.shapes is None else tuple(values)
 
 
-def _odeint(system: System, y0: Leaves, t: Any, event_fn: Any) -> Any:
-    _check_times(t)
-    t = t.to(y0[0].device)
-    if event_fn is not None:
-        when, values = _solve_until_event(system, y0, t, event_fn)
-    elif system.fixed and system.step_size is None:
-        when, values = None, _solve_on_grid(system, y0, t)
-    else:
-        solution = system.solve(y0, *_ends(t), dt=system.step_size, save_at=t)
-        when, values = None, leaves_of(solution.xs, solution.thetas)
-    if system.arguments["gradient"] != "autograd":
-        values = _forbid_double_backward(f"{FIRST_ONLY}: {AUTOGRAD}", values)
-    return system.nest(values) if when is None else (when, system.nest(values))
+@outside_of_compilation
+def odeint_dense(
+    func: Func,
+    y0: State,
+    t0: Tensor,
+    t1: Tensor,
+    *,
+    rtol: Tolerance = 1e-7,
+    atol: Tolerance = 1e-9,
+    method: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[[Any], Any]:
+    """Solve from t0 to t1, and return a function that gives y at any time between them.
 
+    The function takes a number or a tensor without dimensions, and a tensor (T,) for y at several times. Gradients
+    reach y0 and all tensors that func uses, but not times.
 
-def _solve_until_event(system: System, y0: Leaves, t: Tensor, event_fn: Any) -> tuple[Tensor, Leaves]:
-    """Find the event, and solve again up to its time for the gradient."""
-    if len(t) != 2:
-        raise InputError(
-            f"with event_fn, t must have two times, the start and another for the direction; given {len(t)}"
-        )
-    if system.fixed and system.step_size is None:
-        raise InputError('with event_fn, a method with fixed steps needs options={"step_size": ...}')
-    positive = crossing_function(event_fn, system, t[0].detach(), y0)
-    begin, away = t.detach().tolist()
-    when, found = find_event(system, positive, y0, begin, away - begin)
-    solution = system.solve(y0, _ends(t)[0], when, dt=system.step_size)
-    # The value is that of the dense solution, on which event_fn is zero to the last digit.
-    solved = zip(leaves_of(solution.x, solution.theta), found, strict=True)
-    last = [leaf + (value - leaf).detach() for leaf, value in solved]
-    values = tuple(torch.stack([first, leaf]) for first, leaf in zip(y0, last, strict=True))
-    return torch.tensor(when, dtype=t.dtype, device=t.device), values
+    Args:
+        func, y0, rtol, atol, options: As in `odeint`.
+        t0, t1: The ends, numbers or tensors with one element.
+        method: One with adaptive steps. Default: dopri5.
 
+    >>> import torch
+    >>> y = odeint_dense(lambda t, y: -y, torch.ones(2, dtype=torch.float64), torch.tensor(0.0), torch.tensor(1.0))
+    >>> y(0.5).shape, bool((y(0.5) - torch.exp(torch.tensor(-0.5))).abs().max() < 1e-6)
+    (torch.Size([2]), True)
+    """
+    begin, end = float(t0), float(t1)
+    times = torch.tensor([begin, end], dtype=torch.float64)
+    problem = make_problem(func, y0, times, rtol, atol, method, options)
+    if not isinstance(problem.solver, Adaptive):
+        raise InputError(f'odeint_dense needs a method with adaptive steps; given "{problem.method}"')
+    loop, steps = problem.solver.dense(problem.field, problem.y0, problem.t)
+    ends = [step.t1 for step in steps]
 
-def _solve_on_grid(system: System, y0: Leaves, t: Tensor) -> Leaves:
-    """One fixed step between every two times of a grid. Default grid: t."""
-    make = system.grid
-    if make is None and system.arguments["gradient"] != "adjoint" and not t.requires_grad and _is_uniform(t):
-        begin, away = _ends(t)
-        solution = system.solve(y0, begin, away, dt=abs(away - begin) / (len(t) - 1), save_at=t)
-        return leaves_of(solution.xs, solution.thetas)
-    grid = t if make is None else _check_grid(make(system.func, system.nest(y0), t), t)
-    sign = torch.sign(t[-1] - t[0]).detach()
-    y, rows = y0, [tuple(leaf[None] for leaf in y0)]
-    lengths = grid.detach().double().diff().abs().tolist()
-    pairs = pairwise(grid if grid.requires_grad else grid.tolist())
-    for (a, b), length in zip(pairs, lengths, strict=True):
-        passed = t[((t - a) * sign > 0) & ((t - b) * sign <= 0)]
-        solution = system.solve(y, a, b, dt=length, save_at=passed)
-        y = leaves_of(solution.x, solution.theta)
-        rows.append(leaves_of(solution.xs, solution.thetas))
-    return tuple(torch.cat(leaves) for leaves in zip(*rows, strict=True))
+    def evaluate(t: Any) -> Any:
+        given = torch.as_tensor(t, dtype=torch.float64).detach().cpu()
+        if not bool((min(begin, end) <= given).all() & (given <= max(begin, end)).all()):
+            raise InputError(f"the solution reaches from {begin:.6g} to {end:.6g}; given t = {given.tolist()}"[:300])
+        at = [loop.values(steps[bisect_left(ends, loop.sign * time)], [time]) for time in given.reshape(-1).tolist()]
+        states = problem.layout.rows(torch.cat(at))
+        if given.dim():
+            return states
+        return states[0] if problem.layout.shapes is None else tuple(leaf[0] for leaf in states)
 
-
-def _ends(t: Tensor) -> tuple[Any, Any]:
-    """The first and the last time, as numbers if they need no gradient, which is faster."""
-    return (t[0], t[-1]) if t.requires_grad else (t[0].item(), t[-1].item())
-
-
-def _is_uniform(t: Tensor) -> bool:
-    """Whether times are evenly spaced, up to their rounding."""
-    steps = t.double().diff()
-    return len(t) > 1 and bool((steps - steps.mean()).abs().max() <= 4 * torch.finfo(t.dtype).eps * t.abs().max())
-
-
-def _check_times(t: Any) -> None:
-    if not isinstance(t, Tensor) or not t.is_floating_point() or t.dim() != 1 or len(t) == 0:
-        what = f"{t.dtype} of shape {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
-        raise InputError(f"t must be a floating tensor of shape (T,), with at least one time; given {what}")
-    steps = t.detach().diff()
-    if not bool(t.detach().isfinite().all() and ((steps > 0).all() or (steps < 0).all())):
-        raise InputError(f"t must be finite and strictly increasing or decreasing; given {t.detach().tolist()}"[:300])
-
-
-def _check_grid(grid: Any, t: Tensor) -> Tensor:
-    _check_times(grid)
-    if grid[0] != t[0] or grid[-1] != t[-1]:
-        begin, *_, away = t.tolist()
-        raise InputError(
-            f'options["grid_constructor"] must give times from t[0] to t[-1], {begin:.6g} to {away:.6g};'
-            f" gave {grid.tolist()}"[:300]
-        )
-    return grid
-
-
-def _forbid_double_backward(sentence: str, leaves: Leaves) -> Leaves:
-    def refuse(grad: Tensor) -> None:
-        if torch.is_grad_enabled():  # in backward, only with create_graph=True
-            raise InputError(sentence)
-
-    # Copies, since views could not be changed in place by the caller.
-    leaves = tuple(leaf.clone() if leaf.requires_grad else leaf for leaf in leaves)
-    for leaf in leaves:
-        if leaf.requires_grad:
-            leaf.register_hook(refuse)
-    return leaves
+    return evaluate

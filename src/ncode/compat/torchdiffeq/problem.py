@@ -1,0 +1,58 @@
+"""The arguments of `odeint`, checked and joined: a field, a state, times and a solver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import check_function
+from .adaptive import Adaptive
+from .arguments import Tolerance, check_times, read_callbacks, read_options, read_tolerance
+from .fixed import Fixed
+from .methods import ADAPTIVE, FIXED, check_method
+from .runge_kutta import Field
+from .states import Func, Layout, make_field, make_norm, read_state
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """dy/dt = field(t, y) on one tensor, and how to solve it."""
+
+    func: Func  # the user's
+    field: Field
+    layout: Layout
+    y0: Tensor
+    t: Tensor
+    rtol: Tolerance
+    atol: Tolerance
+    method: str
+    options: dict[str, Any]
+    solver: Adaptive | Fixed
+
+
+def make_problem(func: Func, y0: Any, t: Any, rtol: Any, atol: Any, method: Any, options: Any) -> Problem:
+    """Check the arguments of `odeint`."""
+    check_function("func", func, ("t", "y"))
+    method = check_method(method)
+    layout, y = read_state(y0)
+    read = read_options(method, method in FIXED, options)
+    rtol, atol = read_tolerance("rtol", rtol, layout, y), read_tolerance("atol", atol, layout, y)
+    t, field = check_times(t, y.device), make_field(func, layout)
+    solver = make_solver(func, method, rtol, atol, read, layout)
+    return Problem(func, field, layout, y, t, rtol, atol, method, read, solver)
+
+
+def make_solver(
+    func: Func, method: str, rtol: Tolerance, atol: Tolerance, options: dict[str, Any], layout: Any, suffix: str = ""
+) -> Adaptive | Fixed:
+    """A solver with checked options. `layout` shows the state to norms and callbacks; `suffix` is of the latter."""
+    fixed = method in FIXED
+    callbacks = read_callbacks(func, method, fixed, layout.unflatten, suffix)
+    own = {key: value for key, value in options.items() if key not in ("norm", "gradient", "grid_constructor")}
+    if not fixed:
+        return Adaptive(ADAPTIVE[method], rtol, atol, make_norm(options.get("norm"), layout), callbacks, **own)
+    make_grid = options.get("grid_constructor")
+    grid = None if make_grid is None else lambda y, t: make_grid(func, layout.unflatten(y), t)
+    return Fixed(FIXED[method], callbacks, grid_constructor=grid, **own)

@@ -1,0 +1,119 @@
+"""States: a tensor is solved as it is, a tuple of tensors as one flat tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import InputError
+from .runge_kutta import Field
+
+Leaves = tuple[Tensor, ...]
+State = Tensor | Leaves
+Func = Callable[[Any, Any], Any]
+Norm = Callable[[Any], Any]
+
+
+class Layout:
+    """How the user's state lies in one tensor."""
+
+    def __init__(self, shapes: Sequence[torch.Size] | None):
+        self.shapes = shapes  # None if the state is a tensor
+        self.sizes = [shape.numel() for shape in shapes or ()]
+
+    def unflatten(self, y: Tensor) -> Any:
+        """The user's state, from a tensor (..., N)."""
+        if self.shapes is None:
+            return y
+        parts = y.split(self.sizes, -1)
+        return tuple(part.reshape((*y.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True))
+
+    def rows(self, y: Tensor) -> Any:
+        """The user's states, from a tensor (T, ...): one tensor per leaf, each a view of its own."""
+        if self.shapes is None:
+            return y
+        begin, leaves = 0, []
+        for size, shape in zip(self.sizes, self.shapes, strict=True):
+            leaves.append(y[..., begin : begin + size].view((len(y), *shape)))
+            begin += size
+        return tuple(leaves)
+
+
+def read_state(y0: Any) -> tuple[Layout, Tensor]:
+    """The layout of a state, and the state as one tensor; as in torchdiffeq, tensors of a tuple are promoted."""
+    if not isinstance(y0, (Tensor, tuple)):
+        raise InputError(f"y0 must be a tensor or a tuple of tensors; given {type(y0).__name__}")
+    leaves = (y0,) if isinstance(y0, Tensor) else y0
+    if not leaves:
+        raise InputError("y0 is an empty tuple: there is nothing to solve")
+    for leaf in leaves:
+        if not isinstance(leaf, Tensor):
+            raise InputError(f"y0 must be a tensor or a tuple of tensors; given a tuple with {type(leaf).__name__}")
+        if leaf.device != leaves[0].device:
+            raise InputError(f"the tensors of y0 must be on one device; given {leaves[0].device} and {leaf.device}")
+    dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
+    if not (dtype.is_floating_point or dtype.is_complex):
+        raise InputError(f"y0 must be floating or complex; given {dtype}: use y0.float()")
+    if not sum(leaf.numel() for leaf in leaves):
+        raise InputError(f"y0 has no elements; given shape {tuple(leaves[0].shape)}")
+    if isinstance(y0, Tensor):
+        return Layout(None), y0
+    return Layout([leaf.shape for leaf in leaves]), torch.cat([leaf.reshape(-1) for leaf in leaves])
+
+
+def make_field(func: Func, layout: Layout) -> Field:
+    """func as a function of (t, one tensor), whose results are checked."""
+    if layout.shapes is None:
+
+        def of_tensor(t: Tensor, y: Tensor) -> Tensor:
+            slope = func(t, y)
+            if isinstance(slope, Tensor) and slope.shape == y.shape and slope.dtype == y.dtype:
+                return slope
+            return _fit(slope, y.shape, y)
+
+        return of_tensor
+
+    shapes = layout.shapes
+
+    def of_tuple(t: Tensor, y: Tensor) -> Tensor:
+        slopes = func(t, layout.unflatten(y))
+        if not isinstance(slopes, (tuple, list)):
+            raise InputError(f"func must return a tuple, as y0 is one; returned {type(slopes).__name__}")
+        if len(slopes) != len(shapes):
+            raise InputError(f"func returned {len(slopes)} tensors for a state of {len(shapes)}")
+        return torch.cat([_fit(slope, shape, y).reshape(-1) for slope, shape in zip(slopes, shapes, strict=True)])
+
+    return of_tuple
+
+
+def _fit(slope: Any, shape: torch.Size, y: Tensor) -> Tensor:
+    """A slope in the state's shape and dtype: func may compute under autocast."""
+    if not isinstance(slope, Tensor):
+        raise InputError(f"func must return a tensor for each one of the state; returned {type(slope).__name__}")
+    if slope.shape != shape:
+        # torchdiffeq flattens tuples, so that code for it may add or lack dimensions of size 1.
+        if [size for size in slope.shape if size != 1] != [size for size in shape if size != 1]:
+            raise InputError(f"func returned shape {tuple(slope.shape)}; expected that of the state, {tuple(shape)}")
+        slope = slope.reshape(shape)
+    if slope.is_complex() and not y.is_complex():
+        raise InputError(f"func returned {slope.dtype} for a state of {y.dtype}: make y0 complex")
+    return slope.to(y.dtype)
+
+
+def rms(x: Tensor) -> Tensor:
+    """The root mean square."""
+    return torch.linalg.vector_norm(x) / max(x.numel(), 1) ** 0.5
+
+
+def make_norm(norm: Norm | None, layout: Layout) -> Norm:
+    """A norm of one tensor. Default: the root mean square, the largest one of a tuple's tensors."""
+    if layout.shapes is None:
+        return norm or rms
+    if norm is not None:
+        return lambda y: norm(layout.unflatten(y))
+    sizes = [size for size in layout.sizes if size]
+    return lambda y: torch.stack([rms(part) for part in y.split(sizes)]).max()
