@@ -7,12 +7,14 @@ closed form applies, it gives the solution; otherwise dynamics and controller be
     ncode.py    `NCODE`
     wiring.py   its `Settings`, the checks of its input, and the functions for the solver
     family.py   the models of the paper as choices of dynamics and controller
-    saving.py   `save_pretrained`, `from_pretrained`, `register`
+    config.py   modules as plain data, and the names of their classes: `register`
+    saving.py   these data and the weights in a folder: `save_pretrained`, `from_pretrained`
 """
 
+from .config import register
 from .family import Member
 from .ncode import NCODE
-from .saving import from_pretrained, register, save_pretrained
+from .saving import from_pretrained, save_pretrained
 from .wiring import Settings
 
 __all__ = ["NCODE", "Member", "Settings", "from_pretrained", "register", "save_pretrained"]

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from .._modules import Theta, format_shapes
-from ..closed_forms.select import ClosedForm, PlasticForm, can_solve
+from .._modules import Theta, check_shapes, format_shapes
+from ..closed_forms.select import ClosedForm, PiecewiseForm, PlasticForm, can_solve
 from ..control import Controller, State, Static
 from ..control.base import expand_shared
 from ..costs import CostLike, System, total
 from ..dynamics.base import Dynamics, default_initial
-from ..errors import InputError
-from ..ode import Backend, Solution, SolveOptions, StepSizeRule, Tableau, solve
+from ..errors import InputError, allocating, check_flag, check_tensor
+from ..ode import Backend, Event, Solution, SolveOptions, StepSizeRule, solve
+from ..ode.events import check_events
+from ..ode.methods import Method
 from ..ode.problem import check_state
+from ..paths import Path
 from . import wiring
 from .family import FAMILY, Family
 from .saving import Pretrained
@@ -38,7 +42,8 @@ class NCODE(Pretrained):
         dynamics: f, of `ncode.dynamics`; `ncode.dynamics.Function` wraps any function.
         controller: What sets theta, of `ncode.control`. Default: `Static()`, a plain NODE.
         t0, t1: The interval.
-        method, rtol, atol, dt, step, gradient, compile, max_steps, checkpoint_every, step_rule: As for `ncode.solve`.
+        method, rtol, atol, dt, min_dt, max_dt, step, gradient, compile, max_steps, checkpoint_every, step_rule: As for
+            `ncode.solve`.
         exact: Whether closed forms replace the solver where they apply: linear dynamics under a constant control are
             solved by the matrix exponential, unless a step size dt is given.
 
@@ -63,10 +68,12 @@ class NCODE(Pretrained):
         t0: float = 0.0,
         t1: float = 1.0,
         *,
-        method: str | Tableau = "dopri5",
-        rtol: float = 1e-3,
-        atol: float = 1e-6,
+        method: str | Method = "dopri5",
+        rtol: float | Tensor = 1e-3,
+        atol: float | Tensor = 1e-6,
         dt: float | None = None,
+        min_dt: float | None = None,
+        max_dt: float | None = None,
         step: str = "sample",
         gradient: str = "discrete",
         compile: bool | str | Backend = False,
@@ -93,6 +100,8 @@ class NCODE(Pretrained):
             rtol=rtol,
             atol=atol,
             dt=dt,
+            min_dt=min_dt,
+            max_dt=max_dt,
             step=step,
             gradient=gradient,
             compile=compile,
@@ -101,31 +110,41 @@ class NCODE(Pretrained):
             step_rule=step_rule,
         )
         self.settings = Settings(t0, t1, exact, options)
-        shapes = dynamics.control_shapes
-        controller.bind(shapes, default_initial(shapes))
+        shapes = check_shapes(type(dynamics).__name__, dynamics.control_shapes)
+        with allocating(f"the weights of {type(controller).__name__}"):
+            controller.bind(shapes, default_initial(shapes))
 
     def forward(
-        self, x: Inexact[Tensor, "batch ..."], context: Shaped[Tensor, "batch ..."] | None = None
+        self,
+        x: Inexact[Tensor, "batch ..."],
+        context: Shaped[Tensor, "batch ..."] | None = None,
+        path: Path | None = None,
     ) -> Inexact[Tensor, "batch ..."]:
         """The state at t1.
 
         Args:
             x: The input of the dynamics, (batch, ...).
             context: The input of the controller, if it is not x: for example an image.
+            path: The path u(t) of an `InputControl` without one of its own.
         """
-        return self._solve(self._request(x, context, None, self.settings, only_x=True)).x
+        return self._solve(self._request(x, context, None, self.settings, path, only_x=True)).x
 
     def trajectory(
         self,
         x: Inexact[Tensor, "batch ..."],
         ts: Real[Tensor, "times"] | Real[Tensor, "batch times"],
         context: Shaped[Tensor, "batch ..."] | None = None,
+        path: Path | None = None,
     ) -> Inexact[Tensor, "batch times ..."]:
-        """The state at times ts, shared (T,) or per sample (batch, T), solved from t0 to the last: (batch, T, ...)."""
-        times = wiring.check_times(ts, x)
+        """The state at times ts, shared (T,) or per sample (batch, T), solved from t0 to the last: (batch, T, ...).
+
+        Samples with fewer times are padded with nan.
+        """
+        times = wiring.check_times("ts", ts, x)
         if times.dim() == 0 or times.shape[-1] == 0:
             raise InputError(f"ts must hold at least one time, (T,) or (batch, T); given {tuple(times.shape)}")
-        solution = self.solve(x, context=context, save_at=times, t1=times[..., -1])
+        t1 = wiring.last_time(times, self.settings.t0)
+        solution = self.solve(x, context=context, path=path, save_at=times, t1=t1)
         assert solution.xs is not None
         return solution.xs
 
@@ -134,11 +153,17 @@ class NCODE(Pretrained):
         x: Tensor,
         *,
         context: Tensor | None = None,
+        path: Path | None = None,
         theta: Theta | Tensor | None = None,
         cost: CostLike | None = None,
         save_at: Tensor | None = None,
         dense: bool = False,
+        events: Event | Sequence[Event] | None = None,
+        jump_ts: Tensor | Sequence[float] | None = None,
         throw: bool = True,
+        keep_last: bool = False,
+        callback: Callable[[Tensor, Tensor, Tensor], Any] | None = None,
+        save_steps: bool = False,
         **changes: Any,
     ) -> Solution:
         """Solve, and return the whole solution.
@@ -146,20 +171,25 @@ class NCODE(Pretrained):
         Args:
             x: The input of the dynamics, (batch, ...).
             context: The input of the controller, if it is not x.
+            path: The path u(t) of an `InputControl` without one of its own.
             theta: A control to start from in place of the controller's own, such as `sol.theta` of an earlier solve: a
                 dict by name, or a tensor if there is one control.
             cost: A running cost l(t, x, theta), a regulariser of `ncode.costs`, or a list of these, to be added.
-            save_at, dense, throw: As for `ncode.solve`.
+            save_at, dense, jump_ts, throw, keep_last, callback, save_steps: As for `ncode.solve`. The last three need
+                steps, and so the solver where a closed form would do.
+            events: As for `ncode.solve`; their functions receive the control by name, and resets return x alone.
             changes: Other settings for this solve: t1=2.0, rtol=1e-6, gradient="adjoint", ...
 
         Returns:
             The solution; `sol.theta` and `sol.thetas` are dicts by name of the control.
         """
         settings = self.settings.changed(changes)
-        saved = None if save_at is None else wiring.check_times(save_at, x)
-        return self._solve(
-            self._request(x, context, theta, settings, cost=cost, save_at=saved, dense=dense, throw=throw)
-        )
+        flags = {"dense": dense, "throw": throw, "keep_last": keep_last, "save_steps": save_steps}
+        flags = {name: check_flag(name, value) for name, value in flags.items()}
+        saved = None if save_at is None else wiring.check_times("save_at", save_at, x)
+        asked = {"cost": cost, "save_at": saved, "callback": callback, "jump_ts": jump_ts, **flags}
+        asked["events"] = check_events(events or ())
+        return self._solve(self._request(x, context, theta, settings, path, **asked))
 
     def episode(
         self,
@@ -232,7 +262,10 @@ class NCODE(Pretrained):
 
     def config(self) -> dict[str, Any]:
         """The arguments that build this block again."""
-        return {"dynamics": self.dynamics, "controller": self.controller, **self.settings.as_dict()}
+        settings = self.settings.as_dict()
+        for name in ("rtol", "atol"):  # per component
+            settings[name] = settings[name].tolist() if isinstance(settings[name], Tensor) else settings[name]
+        return {"dynamics": self.dynamics, "controller": self.controller, **settings}
 
     def extra_repr(self) -> str:
         """The equations, the interval and how it is solved, for `print(block)`."""
@@ -247,21 +280,30 @@ class NCODE(Pretrained):
         return "\n".join(lines)
 
     def _request(
-        self, x: Tensor, context: Tensor | None, theta: Theta | Tensor | None, settings: Settings, **more: Any
+        self,
+        x: Tensor,
+        context: Tensor | None,
+        theta: Theta | Tensor | None,
+        settings: Settings,
+        path: Path | None = None,
+        **more: Any,
     ) -> Request:
         """Check the input, and set the state and the control at t0."""
-        check_state(x)
+        settings.check_export()
+        check_state(check_tensor("x", x), "x")
         wiring.check_precision(self, x)
+        wiring.check_gathered(self)
         x0 = self.dynamics.lift(x)
         wiring.check_state_shape(self.dynamics, x, x0)
         shapes, batch = self.dynamics.control_shapes, x0.shape[0]
         if theta is None:
             state = self.controller.start(x if context is None else wiring.check_context(context, x))
         else:
-            given = wiring.control_by_name(theta, shapes)
+            given = wiring.control_by_name(theta, shapes, x0)
             wiring.check_control(given, shapes, batch, from_controller=False)
             state = self.controller.start_from(given)
-        state = State(*({name: wiring.undo_autocast(value, x0) for name, value in part.items()} for part in state))
+        fixed, driven = ({name: wiring.undo_autocast(value, x0) for name, value in part.items()} for part in state[:2])
+        state = wiring.fill_inputs(State(fixed, driven, state.inputs), path, x0)
         wiring.check_control(self.controller.control(x0.new_zeros(batch), state), shapes, batch, from_controller=True)
         return Request(x0, state, theta is not None, settings, **more)
 
@@ -273,11 +315,10 @@ class NCODE(Pretrained):
 
     def _solve_request(self, request: Request) -> Solution:
         """Solve by a closed form if there is one, otherwise by the solver."""
-        request.settings.check_export()
         form = self._closed_form(request)
         if form is None:
             return self._integrate(request)
-        batch = len(request.x0)
+        batch = request.x0.shape[0]
         control = self.controller.control(request.x0.new_zeros(batch), request.state)
         result = form.solve(request.x0, control, request.save_at)
         theta = {} if request.only_x else expand_shared(result.theta(), self.dynamics.control_shapes, batch)
@@ -286,8 +327,12 @@ class NCODE(Pretrained):
     def _closed_form(self, request: Request) -> ClosedForm | None:
         """The closed form that gives what is requested, or None."""
         form = request.settings.closed_form(self.dynamics, self.controller)
-        if form is None or not can_solve(form, request.x0, request.cost, request.save_at, request.dense):
+        if form is None or request.needs_steps:
             return None
+        if not can_solve(form, request.x0, request.cost, request.save_at, request.dense):
+            return None
+        if isinstance(form, PiecewiseForm):
+            return form.along(request.state.inputs)
         if isinstance(form, PlasticForm) and request.given:
             return replace(form, rule=replace(form.rule, theta_0=request.state.driven[form.rule.control]))
         return form
@@ -313,7 +358,12 @@ class NCODE(Pretrained):
             cost=cost,
             save_at=request.save_at,
             dense=request.dense,
+            events=wiring.named_events(request.events, control) or None,
+            jump_ts=wiring.jump_times(controller, request),
             throw=request.throw,
+            keep_last=request.keep_last,
+            callback=request.callback,
+            save_steps=request.save_steps,
             **settings.options.as_dict(),
         )
         if request.only_x:

@@ -1,77 +1,46 @@
-"""Modules saved in a folder: config.json says what to build, model.safetensors holds the weights.
+"""Modules saved in a folder: `save_pretrained`, `from_pretrained`.
 
-A folder can be uploaded to the Hugging Face hub as it is. config.json holds, for each module, the name of its class and
-the arguments of its constructor. A class or function is named in one of four ways:
+A folder can be uploaded to the Hugging Face hub as it is:
 
-    "ncode.MLP"                  a public name of this library
-    "torch.nn.Linear"            a module of torch
-    "Trunk"                      a name given by `ncode.register`
-    "mypackage.nets:Trunk"       an import path
+    model.safetensors    the weights; its metadata hold the configuration, and a checksum of both
+    config.json          the configuration again, for people and other programs (config.py says what it contains)
 
-Loading a file from someone else must not run code of their choice. So the first three are looked up in tables, and an
-import path is followed only if the caller allows its package: `from_pretrained(folder, allow_imports=["mypackage"])`.
+Two files cannot be replaced at once. So the model is in the first one, whole, and renaming a new one into its place is
+the moment at which a folder changes from the old model to the new one: a full disk or a killed process leaves either.
+Folders of version 0.1.0 have no configuration in model.safetensors; config.json is read instead.
 """
 
 from __future__ import annotations
 
-import functools
+import hashlib
 import json
-import sys
-import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+import math
+import os
+import secrets
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .._modules import constructor_arguments
-from ..errors import InputError, check_choice
+from ..errors import InputError, check_number
+from .config import build_module, to_data
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-CLASS, ARGUMENTS = "class", "args"
-_PUBLIC = ("ncode", "ncode.dynamics", "ncode.control", "ncode.models")
-_RENAMED = {"ncode.NCODE": {"pid": "step_rule"}}  # arguments in files of earlier versions
+CONFIG_KEY, DIGEST_KEY = "ncode.config", "ncode.sha256"  # of the metadata
 
-_T = TypeVar("_T", bound=Callable[..., Any])
-_registered: dict[str, Callable[..., Any]] = {}
-
-
-def register(thing: _T, *, name: str | None = None) -> _T:
-    """Give a module class or a function of your own a name in saved files, independent of where it is defined.
-
-    Use it as a decorator, before saving and before loading. A module that is neither a dynamics nor a controller and
-    whose constructor has arguments needs a method `config()` that returns them.
-
-    Args:
-        thing: A class or a function.
-        name: Its name in files. Default: its own name.
-
-    >>> import torch, ncode
-    >>> @ncode.register
-    ... class Trunk(torch.nn.Sequential):
-    ...     def __init__(self, width):
-    ...         super().__init__(torch.nn.Linear(2, width), torch.nn.Tanh())
-    ...     def config(self):
-    ...         return {"width": self[0].out_features}
-    """
-    name = getattr(thing, "__name__", None) if name is None else name
-    if name in (None, "<lambda>") or not callable(thing):
-        raise InputError(f"register takes a class or a function with a name; given {thing!r}")
-    known = _registered.get(name, thing)
-    if (known.__module__, known.__qualname__) != (thing.__module__, thing.__qualname__):
-        raise InputError(f"{name!r} is registered for {known.__module__}.{known.__qualname__}: choose another name")
-    _registered[name] = thing
-    return thing
+MIN_MEMORY, MEMORY_PER_BYTE, MEMORY_PER_TENSOR = 2**30, 8, 2**20  # the default of max_memory
+CONFIG_SHARE = 64  # the text of a configuration may have 1/64 of max_memory, since its objects take more than the text
 
 
 def save_pretrained(module: nn.Module, folder: str | Path) -> None:
     """Write a module into a folder: config.json says what to build, model.safetensors holds the weights.
 
     Needs the package safetensors. Classes and functions of your own are named by their import path, or as given to
-    `ncode.register`.
+    `ncode.register`. If writing fails or is interrupted, a module that the folder held before stays whole.
 
     >>> import tempfile, ncode
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -81,20 +50,26 @@ def save_pretrained(module: nn.Module, folder: str | Path) -> None:
     """
     safetensors = _optional("safetensors.torch", "saving to a folder")
     data = to_data(module)
-    _check_same(module, _build(data, None))
-    seen: dict[int, str] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        first = seen.setdefault(id(parameter), name)
-        if first != name:
-            raise InputError(f"{first} and {name} are one parameter, which a folder cannot express: use torch.save")
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
+    _check_same(module, build_module(data, None))
+    _check_unshared(module)
     weights = {name: value.detach().cpu().contiguous().clone() for name, value in module.state_dict().items()}
-    safetensors.save_file(weights, str(folder / WEIGHTS), metadata={"format": "pt"})
+    header, values = _split(safetensors.save(weights))
+    header["__metadata__"] = {"format": "pt", CONFIG_KEY: json.dumps(data)}
+    header["__metadata__"][DIGEST_KEY] = _digest(header, values)
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: give the name of a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(data, indent=2) + "\n"
+    _replace_files({folder / WEIGHTS: _join(header, values), folder / CONFIG: text.encode()})
 
 
-def from_pretrained(folder: str | Path, revision: str | None = None, allow_imports: Sequence[str] = ()) -> nn.Module:
+def from_pretrained(
+    folder: str | Path,
+    revision: str | None = None,
+    allow_imports: Sequence[str] = (),
+    max_memory: float | None = None,
+) -> nn.Module:
     """Load a module from a folder, or from a repository of the Hugging Face hub; in evaluation mode.
 
     Args:
@@ -102,6 +77,9 @@ def from_pretrained(folder: str | Path, revision: str | None = None, allow_impor
         revision: The revision of a repository.
         allow_imports: Packages that the file may import classes and functions from, such as ["mypackage"]. Importing a
             package runs its code: allow only what you trust.
+        max_memory: The largest number of bytes that building the module may take; what asks for more is refused before
+            it is allocated. Default: 8 times the size of model.safetensors, at least 1 GiB, and 1 MiB per tensor in it.
+            The text of the configuration may have 1/64 of it.
 
     >>> import tempfile, ncode
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -110,14 +88,28 @@ def from_pretrained(folder: str | Path, revision: str | None = None, allow_impor
     2.0
     """
     safetensors = _optional("safetensors.torch", "loading a folder")
-    path = Path(folder) if Path(folder).is_dir() else _download(str(folder), revision)
-    data = _read(path / CONFIG, lambda file: json.loads(file.read_text(encoding="utf-8")))
-    weights = _read(path / WEIGHTS, safetensors.load_file)
-    module = _build(data, [allow_imports] if isinstance(allow_imports, str) else allow_imports)
+    path = _find_folder(folder, revision)
+    limit = math.inf if max_memory is None else check_number("max_memory", max_memory, low=0.0)
+    content = _read(path / WEIGHTS, limit)
+    try:
+        weights: dict[str, Tensor] = safetensors.load(content)
+    except Exception as error:  # safetensors has exceptions of its own
+        raise InputError(f"{path / WEIGHTS} is damaged: {error}") from error
+    if max_memory is None:
+        limit = max(MIN_MEMORY, MEMORY_PER_BYTE * len(content)) + MEMORY_PER_TENSOR * len(weights)
+    config = _read_config(path, *_split(content), limit)
+    allowed = [allow_imports] if isinstance(allow_imports, str) else allow_imports
+    try:
+        module = build_module(config, allowed, limit)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     try:
         module.load_state_dict(weights, assign=True)
-    except RuntimeError as error:
-        raise InputError(f"{path / WEIGHTS} does not fit {path / CONFIG}: {error}") from error
+    except Exception as error:  # RuntimeError, or whatever a hook raises
+        raise InputError(f"{path / WEIGHTS} does not fit its configuration: {error}") from error
+    # torch ignores tensors of a place where a container of modules holds None.
+    if len(module.state_dict()) < len(weights):
+        raise InputError(f"{path / WEIGHTS} does not fit its configuration: some of its tensors have no place in it")
     return module.eval()
 
 
@@ -130,139 +122,17 @@ class Pretrained(nn.Module):
 
     @classmethod
     def from_pretrained(
-        cls, folder: str | Path, revision: str | None = None, allow_imports: Sequence[str] = ()
+        cls,
+        folder: str | Path,
+        revision: str | None = None,
+        allow_imports: Sequence[str] = (),
+        max_memory: float | None = None,
     ) -> Self:
         """Load a module of this class; the arguments are those of `ncode.block.from_pretrained`."""
-        module = from_pretrained(folder, revision, allow_imports)
+        module = from_pretrained(folder, revision, allow_imports, max_memory)
         if not isinstance(module, cls):
             raise InputError(f"{folder} holds a {type(module).__name__}, not a {cls.__name__}")
         return module
-
-
-def to_data(value: Any) -> Any:
-    """Convert a value to plain data: numbers, strings, lists and dicts."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, Mapping):
-        return {key: to_data(item) for key, item in value.items()}
-    if isinstance(value, (tuple, list)):
-        return [to_data(item) for item in value]
-    if isinstance(value, types.FunctionType):
-        return {CLASS: _name_of(value)}
-    if type(value) is nn.Sequential:
-        return {CLASS: "torch.nn.Sequential", ARGUMENTS: [to_data(child) for child in value]}
-    if type(value) in vars(nn).values():
-        return {CLASS: f"torch.nn.{type(value).__name__}", **_torch_arguments(value)}
-    if isinstance(value, nn.Module):
-        config = getattr(value, "config", dict)
-        return {CLASS: _name_of(type(value)), **to_data(config())}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {CLASS: _name_of(type(value)), **{it.name: to_data(getattr(value, it.name)) for it in fields(value)}}
-    raise InputError(
-        f"cannot save a {type(value).__name__}: files hold numbers, strings, modules, functions and dataclasses; make"
-        " it a dataclass, or set it after loading"
-    )
-
-
-def from_data(data: Any, allow_imports: Sequence[str] | None = ()) -> Any:
-    """Build what plain data describes. `allow_imports=None` allows every package."""
-    if isinstance(data, list):
-        return [from_data(item, allow_imports) for item in data]
-    if not isinstance(data, dict):
-        return data
-    inner = {key: from_data(item, allow_imports) for key, item in data.items() if key != CLASS}
-    if CLASS not in data:
-        return inner
-    name = data[CLASS]
-    thing = _find(name, allow_imports)
-    if isinstance(thing, types.FunctionType):
-        return thing
-    renamed = _RENAMED.get(name, {})
-    inner = {str(renamed.get(key, key)): item for key, item in inner.items()}
-    return thing(*inner.pop(ARGUMENTS, []), **inner)
-
-
-def _name_of(thing: Any) -> str:
-    for name, other in {**_registered, **_public_classes()}.items():
-        if other is thing:
-            return name
-    module = sys.modules.get(thing.__module__)
-    if thing.__module__ == "__main__" or _attribute(module, thing.__qualname__) is not thing:
-        raise InputError(
-            f"{thing.__qualname__} is not known to ncode and cannot be imported from another program, so a file cannot"
-            " name it: move it to the top level of a module, or register it before saving and before loading, with"
-            " @ncode.register"
-        )
-    return f"{thing.__module__}:{thing.__qualname__}"
-
-
-def _find(name: Any, allow_imports: Sequence[str] | None) -> Callable[..., Any]:
-    """The class or function that a file names."""
-    name = str(name)
-    if name.startswith("torch.nn."):
-        cls = vars(nn).get(name.removeprefix("torch.nn."))
-        if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-            raise InputError(f"the file names {name}, which this torch does not have")
-        return cls
-    if ":" in name and name not in _registered:
-        return _import(name, allow_imports)
-    known = {**_public_classes(), **_registered}
-    return known[check_choice("class in the file", name, sorted(known))]
-
-
-@functools.cache
-def _public_classes() -> dict[str, type]:
-    """The classes of the library that a file may name."""
-    packages = map(import_module, _PUBLIC)
-    found = {f"ncode.{name}": getattr(package, name) for package in packages for name in package.__all__}
-    return {name: thing for name, thing in found.items() if _is_buildable(thing)}
-
-
-def _import(path: str, allow_imports: Sequence[str] | None) -> Callable[..., Any]:
-    """The module class or function at an import path, if its package is allowed."""
-    module, _, name = path.partition(":")
-    allowed = allow_imports is None or any(module == each or module.startswith(f"{each}.") for each in allow_imports)
-    if not allowed:
-        raise InputError(
-            f"the file names {path}, and importing it would run code of that package: if you trust it, pass"
-            f' allow_imports=["{module.partition(".")[0]}"]; or register what it names with'
-            f' ncode.register(..., name="{path}")'
-        )
-    try:
-        thing = _attribute(import_module(module), name)
-    except ImportError as error:
-        raise InputError(f"the file names {path}, which cannot be imported: {error}") from error
-    if not _is_buildable(thing) and not isinstance(thing, types.FunctionType):
-        raise InputError(f"the file names {path}, which is neither a torch module class nor a function")
-    return thing
-
-
-def _is_buildable(thing: Any) -> bool:
-    return isinstance(thing, type) and (issubclass(thing, nn.Module) or is_dataclass(thing))
-
-
-def _attribute(module: Any, qualified_name: str) -> Any:
-    return functools.reduce(lambda parent, part: getattr(parent, part, None), qualified_name.split("."), module)
-
-
-def _torch_arguments(module: nn.Module) -> dict[str, Any]:
-    """The arguments of a module of torch.nn, which keeps them as attributes; bias=True as a parameter of that name."""
-    arguments = constructor_arguments(module, skip=("device", "dtype"))
-    return {
-        name: value is not None if name in module._parameters else to_data(value) for name, value in arguments.items()
-    }
-
-
-def _build(data: object, allow_imports: Sequence[str] | None) -> nn.Module:
-    """Build a module without advancing the global random number generator."""
-    with torch.random.fork_rng(devices=[]):
-        try:
-            module = from_data(data, allow_imports)
-        except TypeError as error:
-            raise InputError(f"the configuration does not fit this version of ncode: {error}") from error
-    if not isinstance(module, nn.Module):
-        raise InputError(f"the configuration describes a {type(module).__name__}, not a module")
-    return module
 
 
 def _check_same(module: nn.Module, again: nn.Module) -> None:
@@ -276,20 +146,132 @@ def _check_same(module: nn.Module, again: nn.Module) -> None:
             )
 
 
-def _read(file: Path, read: Callable[[Path], Any]) -> Any:
+def _check_unshared(module: nn.Module) -> None:
+    seen: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        first = seen.setdefault(id(parameter), name)
+        if first != name:
+            raise InputError(f"{first} and {name} are one parameter, which a folder cannot express: use torch.save")
+
+
+def _replace_files(contents: Mapping[Path, bytes]) -> None:
+    """Write all files under other names, and only then rename them, in this order."""
+    token = secrets.token_hex(4)  # another process may save into the same folder
+    temporary = {file: file.with_name(f".{file.name}.{token}.tmp") for file in contents}
+    try:
+        for file, content in contents.items():
+            with open(temporary[file], "wb") as out:
+                out.write(content)
+                out.flush()
+                os.fsync(out.fileno())  # or the new name could reach the disk before the content
+        for file in contents:
+            os.replace(temporary[file], file)
+            _sync_folder(file.parent)
+    finally:
+        for file in temporary.values():
+            with suppress(OSError):
+                file.unlink()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on the disk, so that renamed files appear there in order."""
+    if os.name == "posix":  # Windows cannot open a folder
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _split(content: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header of a file in the format safetensors, which describes the tensors, and their values."""
+    end = 8 + int.from_bytes(content[:8], "little")
+    return json.loads(content[8:end]), content[end:]
+
+
+def _join(header: Mapping[str, Any], values: bytes) -> bytes:
+    """The content of a file in the format safetensors. The package itself writes metadata in a random order."""
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + values
+
+
+def _digest(header: Mapping[str, Any], values: bytes) -> str:
+    """The checksum of the configuration and of the tensors: their names, types, shapes and values."""
+    config = header["__metadata__"].get(CONFIG_KEY)
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    digest = hashlib.sha256(json.dumps([config, tensors], sort_keys=True).encode())
+    digest.update(values)
+    return digest.hexdigest()
+
+
+def _read_config(path: Path, header: Mapping[str, Any], values: bytes, limit: float) -> Any:
+    """The configuration of the module whose model.safetensors has this header and these values."""
+    metadata = header.get("__metadata__", {})
+    if CONFIG_KEY not in metadata and DIGEST_KEY not in metadata:
+        return _parse(path / CONFIG, _read(path / CONFIG, limit), limit)
+    text = metadata.get(CONFIG_KEY)
+    if text is None or metadata.get(DIGEST_KEY) != _digest(header, values):
+        raise InputError(f"{path / WEIGHTS} is damaged: it does not have the checksum with which it was saved")
+    config = _parse(path / WEIGHTS, text, limit)
+    with suppress(InputError, RecursionError):
+        if json.dumps(_parse(path / CONFIG, _read(path / CONFIG, limit), limit)) == text:
+            return config
+    warnings.warn(
+        f"{path / CONFIG} is ignored: it is not what {WEIGHTS} was saved with. Either saving was interrupted, or it was"
+        " edited; to change a module, load it, change it and save it again",
+        stacklevel=4,
+    )
+    return config
+
+
+def _read(file: Path, limit: float) -> bytes:
     if not file.is_file():
         raise InputError(f"{file.parent} has no {file.name}: it does not hold a module saved by save_pretrained")
     try:
-        return read(file)
-    except Exception as error:  # safetensors has exceptions of its own
+        size = file.stat().st_size
+        if size > limit:
+            raise InputError(f"{file} has {size:,} bytes, more than max_memory, {limit:,.0f}")
+        return file.read_bytes()
+    except (OSError, MemoryError) as error:
+        raise InputError(f"{file} cannot be read: {error}") from error
+
+
+def _parse(file: Path, text: bytes | str, limit: float) -> Any:
+    """The configuration in a file, from its text."""
+    if len(text) > limit / CONFIG_SHARE:
+        raise InputError(
+            f"the configuration in {file} has {len(text):,} bytes, more than 1/{CONFIG_SHARE} of max_memory,"
+            f" {limit:,.0f}"
+        )
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InputError(f"{file} is damaged: its configuration is nested too deeply") from error
+    except ValueError as error:
         raise InputError(f"{file} is damaged: {error}") from error
+
+
+def _find_folder(folder: str | Path, revision: str | None) -> Path:
+    """A folder of this machine, or a copy of a repository of the hub."""
+    try:
+        path = Path(folder)
+        found = path.is_dir()
+    except (TypeError, ValueError, OSError) as error:
+        raise InputError(f"{folder!r} is not the name of a folder: {error}") from error
+    return path if found else _download(str(folder), revision)
 
 
 def _download(name: str, revision: str | None) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/")):
         raise InputError(f"there is no folder {name}")
     hub = _optional("huggingface_hub", f"there is no folder {name}; loading it from the hub")
-    return Path(hub.snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
+    try:
+        return Path(hub.snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
+    except Exception as error:  # of the connection, of the hub, or of the disk
+        raise InputError(
+            f"there is no folder {name}, and loading it from the Hugging Face hub failed: {error}"
+        ) from error
 
 
 def _optional(module: str, task: str) -> Any:

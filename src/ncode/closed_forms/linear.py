@@ -80,7 +80,8 @@ def linear_flow(
         t0, t1: Numbers, or tensors () or (batch,). t1 < t0 goes backward in time.
         columns: The sparsity pattern (m, k), the same for all samples: theta[b, i, j] is the entry in row i and column
             columns[i, j]. Entries of a row with the same column add up.
-        save_at: Times at which to return the state, shared (T,) or per sample (batch, T), from t0 towards t1.
+        save_at: Times at which to return the state, shared (T,) or per sample (batch, T), from t0 towards t1; nan where
+            a sample has fewer.
         formulation: "matrix", "action" (sparse rows only), or "auto": the one expected to be faster.
         bound: An upper bound of ||theta (t1 - t0)||, the largest row sum. With it, with numbers for t0 and t1, and
             without saved times, no value is read: there is no synchronisation with a GPU, and the flow can be mapped by
@@ -101,7 +102,11 @@ def linear_flow(
     _check(theta, x0, columns, formulation)
     work = torch.float32 if x0.device.type == "mps" else torch.float64
     (_, start), (_, end) = check_time("t0", t0, x0, work), check_time("t1", t1, x0, work)
-    ts = None if save_at is None else check_saved(save_at, start.detach(), end.detach())[1]
+    ts, missing = None, None
+    if save_at is not None:
+        ts = check_saved(save_at, start.detach(), end.detach())[1]
+        missing = ts.detach().isnan()
+        ts = torch.where(missing, start.detach()[:, None], ts)  # nan would reach gradients, even multiplied by 0
     if bound is not None:
         bound = check_number("bound", bound, low=0.0)
     if len(x0) == 0:
@@ -110,7 +115,9 @@ def linear_flow(
     span = end - start
     sigma = None if ts is None else (ts - start[:, None]) / torch.where(span == 0, 1.0, span)[:, None]
     flow = _flow(theta.to(work) * span[:, None, None], x0, columns, sigma, formulation, bound)
-    return LinearFlow(flow.x.to(x0.dtype), None if flow.xs is None else flow.xs.to(x0.dtype))
+    if flow.xs is None or missing is None:
+        return LinearFlow(flow.x.to(x0.dtype), None)
+    return LinearFlow(flow.x.to(x0.dtype), torch.where(missing[:, :, None], torch.nan, flow.xs.to(x0.dtype)))
 
 
 def _flow(
@@ -120,7 +127,7 @@ def _flow(
     x = x0.to(a.dtype)
     if columns is None or formulation == "matrix":
         return _by_matrix(a if columns is None else dense_rows(a, columns), x, sigma, bound, x0.dtype)
-    alpha = _largest_alpha(growth_of_rows(a.detach(), columns), a, x) if bound is None else bound
+    alpha = largest_alpha(growth_of_rows(a.detach(), columns), a, x) if bound is None else bound
     parts, degree = plan_action(alpha, x0.dtype, 0 if sigma is None else sigma.shape[1])
     if formulation == "auto" and not _action_is_faster(a, parts * degree):
         return _by_matrix(dense_rows(a, columns), x, sigma, alpha, x0.dtype)
@@ -150,11 +157,11 @@ def _action_is_faster(values: Tensor, products: int) -> bool:
 
 def _by_matrix(a: Tensor, x: Tensor, sigma: Tensor | None, bound: float | None, dtype: torch.dtype) -> LinearFlow:
     powers = powers_of(a)
-    alpha = _largest_alpha(growth_of_powers(powers), a, x) if bound is None else bound
+    alpha = largest_alpha(growth_of_powers(powers), a, x) if bound is None else bound
     return LinearFlow(*square_and_multiply(powers, x, sigma, alpha, dtype))
 
 
-def _largest_alpha(alpha: Tensor, a: Tensor, x: Tensor) -> float:
+def largest_alpha(alpha: Tensor, a: Tensor, x: Tensor) -> float:
     """The largest alpha of the batch; raises for input that is not finite."""
     # The only synchronisation with a GPU. A finite x adds 0, any other makes the sum nan.
     largest = float((alpha + (x.detach() * 0).sum(1)).amax())

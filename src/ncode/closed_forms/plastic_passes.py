@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ode.captures import find_captures, without_hooks
-from ..ode.gradients.function import forbid_double_backward
+from ..ode.captures import find_captures
+from ..ode.gradients.function import forbid_double_backward, isolate_hooked
 from ..ode.system import State
 from ..ode.tableau import Tableau
 
@@ -112,8 +112,10 @@ class _EpisodeFunction(torch.autograd.Function):
         tensors = ctx.saved_tensors
         saved = SavedTensors(*tensors[:7], trained=tensors[7:])
         autocast = torch.autocast(saved.vectors.device.type, enabled=False)
-        with torch.no_grad(), autocast, without_hooks(saved.trained):
-            got = _Backward(ctx.plan, saved, ctx.needs_input_grad[1:]).run(*grads)
+        rho, trained = isolate_hooked(ctx.plan.rho, saved.trained)
+        plan, saved = replace(ctx.plan, rho=rho), saved._replace(trained=trained)
+        with torch.no_grad(), autocast:
+            got = _Backward(plan, saved, ctx.needs_input_grad[1:]).run(*grads)
         return None, *forbid_double_backward(_NO_SECOND_DERIVATIVE, (*tensors, *grads), got)
 
 

@@ -1,6 +1,7 @@
 """Which closed form solves a block, by the structure of its dynamics and the motion of its control.
 
     dx/dt = W x, constant control W                         `LinearForm`: the matrix exponential or its action
+    dx/dt = W x, W set by a piecewise constant input        `PiecewiseForm`: one matrix exponential per interval
     dx/dt = rho(W x), dW/dt = mu * x x^T - decay W,         `PlasticForm`: W as a sum of outer products that is never
     fixed steps                                             formed
 
@@ -10,8 +11,8 @@ Each gives the result of the solver, and `exact=False` switches it off.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -20,11 +21,16 @@ from torch import Tensor
 
 from .._modules import Theta
 from .._torch_private import is_transforming
-from ..control.base import Constant, Motion, OuterProduct
+from ..control.base import Constant, FollowsPath, Motion, OuterProduct
 from ..dynamics.base import ACTIVATIONS, Product, Structure, dense_rows
-from ..ode.problem import SolveOptions
+from ..ode.options import SolveOptions
+from ..ode.problem import check_saved, check_time
+from ..ode.record import mask_like
 from ..ode.step import fixed_steps
+from ..ode.tableau import Tableau
+from ..paths import Path
 from .linear import linear_flow
+from .piecewise import piecewise_linear_flow
 from .plastic import PlasticEpisode, plastic_episode
 from .taylor import ACTION_REACH
 
@@ -37,6 +43,7 @@ class ClosedFormResult(NamedTuple):
     x: Tensor  # at t1
     xs: Tensor | None  # at the saved times
     theta: Callable[[], Theta]  # the control at t1, computed when it is needed
+    thetas: Callable[[], Theta] | None = None  # and at the saved times, unless it is constant
     steps: int = 0
     nfe: int = 0
 
@@ -70,6 +77,57 @@ class LinearForm:
 
 
 @dataclass(frozen=True, eq=False)
+class PiecewiseForm:
+    """x_{k+1} = exp(W_k (s_{k+1} - s_k)) x_k along a piecewise constant path."""
+
+    name = "matrix exponentials if the path is piecewise constant"
+    product: Product
+    control: Callable[[Tensor], Theta]  # of an input u (n, channels)
+    t0: float | Tensor
+    t1: float | Tensor
+    path: Path | None = None
+
+    def along(self, inputs: Mapping[str, Path | None]) -> PiecewiseForm | None:
+        """The form with the path of a solve; None unless that is piecewise constant."""
+        (path,) = inputs.values()
+        return replace(self, path=path) if path is not None and path.degree == 0 else None
+
+    def solve(self, x0: Tensor, theta: Theta, save_at: Tensor | None) -> ClosedFormResult:
+        """Solve from x0 (batch, m); the knots of the path and the saved times divide [t0, t1] into intervals."""
+        work = torch.float32 if x0.device.type == "mps" else torch.float64
+        (_, t0), (_, t1) = check_time("t0", self.t0, x0, work), check_time("t1", self.t1, x0, work)
+        ts = None if save_at is None else check_saved(save_at, t0.detach(), t1.detach())[1]
+        times, place = self._divide(t0, t1, ts)
+        w = self._control_at((times[:, 1:] + times[:, :-1]).detach() / 2)[self.product.control].to(x0.dtype)
+        columns = self.product.columns
+        xs = piecewise_linear_flow(w if columns is None else dense_rows(w, columns), x0, times)
+        end = t1.detach()[:, None]
+        last = lambda: {name: value[:, 0] for name, value in self._control_at(end).items()}  # noqa: E731
+        if ts is None:
+            return ClosedFormResult(xs[:, -1], None, last)
+        missing = ts.detach().isnan()
+        saved = xs.gather(1, place[..., None].expand(-1, -1, xs.shape[2])).masked_fill(missing[..., None], torch.nan)
+        at = torch.where(missing, end, ts.detach())
+        return ClosedFormResult(xs[:, -1], saved, last, lambda: _masked(self._control_at(at), missing))
+
+    def _divide(self, t0: Tensor, t1: Tensor, ts: Tensor | None) -> tuple[Tensor, Tensor]:
+        """All times in the direction of the solve, (batch, K + 1), and where the saved ones are among them."""
+        assert self.path is not None
+        sign = torch.where(t1.detach() < t0.detach(), -1.0, 1.0)[:, None]
+        begin, end = t0[:, None] * sign, t1[:, None] * sign
+        knots = (self.path.knots.to(t0.dtype) * sign).clamp(begin, end)
+        saved = end[:, :0] if ts is None else torch.where(ts.isnan(), end, ts * sign)
+        times, order = torch.cat([begin, knots, saved, end], 1).sort(1)
+        return times * sign, order.argsort(1)[:, knots.shape[1] + 1 : -1]
+
+    def _control_at(self, times: Tensor) -> dict[str, Tensor]:
+        """The control at times (batch, T), (batch, T, ...)."""
+        assert self.path is not None
+        control = self.control(self.path.evaluate(times).flatten(0, 1))
+        return {name: value.unflatten(0, times.shape) for name, value in control.items()}
+
+
+@dataclass(frozen=True, eq=False)
 class PlasticForm:
     """theta as theta_0 and a sum of outer products, never formed."""
 
@@ -78,13 +136,14 @@ class PlasticForm:
     rule: OuterProduct  # its theta_0 may be (n, n) or (batch, n, n)
     t0: float
     t1: float
-    options: SolveOptions
+    method: Tableau
+    dt: float
 
     def solve(self, x0: Tensor, theta: Theta, save_at: Tensor | None) -> ClosedFormResult:
         """Solve from x0 (batch, n); the control starts at the rule's theta_0, and times are not saved."""
-        result, steps = self.episode(x0[:, None]), fixed_steps(self.t1 - self.t0, self.options.dt or 1.0)
-        nfe = steps * self.options.tableau.stages
-        return ClosedFormResult(result.x, None, lambda: {self.product.control: result.trace.theta()}, steps, nfe)
+        result, steps = self.episode(x0[:, None]), fixed_steps(self.t1 - self.t0, self.dt)
+        nfe = steps * self.method.stages
+        return ClosedFormResult(result.x, None, lambda: {self.product.control: result.trace.theta()}, None, steps, nfe)
 
     def episode(self, stimuli: Tensor) -> PlasticEpisode:
         """Present stimuli (batch, P, n) one after another."""
@@ -93,14 +152,14 @@ class PlasticForm:
             self.rule.theta_0,
             self.rule.mu,
             duration=self.t1 - self.t0,
-            dt=self.options.dt,
-            method=self.options.method,
+            dt=self.dt,
+            method=self.method,
             rho=ACTIVATIONS[self.product.rho],
             decay=0.0 if self.rule.decay is None else self.rule.decay,
         )
 
 
-ClosedForm = LinearForm | PlasticForm
+ClosedForm = LinearForm | PiecewiseForm | PlasticForm
 
 
 def closed_form(
@@ -111,20 +170,30 @@ def closed_form(
         # A step size requests the discretisation, not what it approximates.
         case Product(rho="identity"), Constant() if options.dt is None:
             return LinearForm(structure, t0, t1, second_derivatives=options.gradient == "autograd")
+        case Product(rho="identity"), FollowsPath() if options.dt is None:
+            return PiecewiseForm(structure, motion.control, t0, t1)
         case Product(columns=None), OuterProduct() if structure.control == motion.control:
-            # Steps must be fixed, forward in time and not too many.
+            # Steps must be explicit, fixed, forward in time and not too many.
+            method = options.tableau
             if isinstance(t0, Tensor) or isinstance(t1, Tensor) or options.dt is None or not t1 > t0:
                 return None
+            if not isinstance(method, Tableau):
+                return None
             if options.gradient == "discrete" and fixed_steps(t1 - t0, options.dt) <= options.max_steps:
-                return PlasticForm(structure, motion, float(t0), float(t1), options)
+                return PlasticForm(structure, motion, float(t0), float(t1), method, options.dt)
     return None
+
+
+def _masked(theta: Theta, missing: Tensor) -> dict[str, Tensor]:
+    """The control with nan where a saved time is missing, (batch, T)."""
+    return {name: it.masked_fill(mask_like(missing, it[:, 0]), torch.nan) for name, it in theta.items()}
 
 
 def can_solve(form: ClosedForm, x0: Tensor, cost: Any, save_at: Tensor | None, dense: bool) -> bool:
     """Whether a closed form gives what is requested of a solve from x0."""
     if cost is not None or dense or is_transforming() or x0.dim() != 2 or x0.is_complex():
         return False
-    return isinstance(form, LinearForm) or save_at is None
+    return not isinstance(form, PlasticForm) or save_at is None
 
 
 def kernels_fit(theta: Tensor, columns: Tensor) -> bool:
@@ -148,5 +217,7 @@ def _shared_flow(
     end = (x @ torch.linalg.matrix_exp(a * (t1 - t0)).mT).to(x0.dtype)
     if ts is None:
         return end, None
-    flows = torch.linalg.matrix_exp(a * (ts.to(a) - t0)[:, None, None])
-    return end, torch.einsum("tij,bj->bti", flows, x).to(x0.dtype)
+    missing = ts.detach().isnan()
+    since = torch.where(missing, t0, ts.to(a)) - t0  # nan would reach gradients, even multiplied by 0
+    xs = torch.einsum("tij,bj->bti", torch.linalg.matrix_exp(a * since[:, None, None]), x).to(x0.dtype)
+    return end, torch.where(missing[:, None], torch.nan, xs)

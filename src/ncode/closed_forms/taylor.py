@@ -68,7 +68,7 @@ def square_and_multiply(
     powers: Sequence[Tensor], x: Tensor, sigma: Tensor | None, alpha: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """exp(A) x (batch, m), and exp(sigma A) x (batch, T, m) for sigma (batch, T)."""
-    squarings = max(math.ceil(math.log2(max(alpha, 1e-300) / _MATRIX_REACH[dtype])), 0)
+    squarings = _squarings(alpha, dtype)
     chain = [_taylor(powers, 0.5**squarings)]
     for _ in range(squarings - 1):
         chain.append(chain[-1] @ chain[-1])
@@ -76,6 +76,19 @@ def square_and_multiply(
     if squarings:  # instead of a last squaring: applying the matrix twice to a vector is cheaper
         end = end @ chain[-1].mT
     return end[:, 0], None if sigma is None else _saved(powers[0], chain, 2**squarings, x, sigma)
+
+
+def exponential(powers: Sequence[Tensor], alpha: float, dtype: torch.dtype) -> Tensor:
+    """exp(A) (batch, m, m)."""
+    squarings = _squarings(alpha, dtype)
+    result = _taylor(powers, 0.5**squarings)
+    for _ in range(squarings):
+        result = result @ result
+    return result
+
+
+def _squarings(alpha: float, dtype: torch.dtype) -> int:
+    return max(math.ceil(math.log2(max(alpha, 1e-300) / _MATRIX_REACH[dtype])), 0)
 
 
 def _taylor(powers: Sequence[Tensor], scale: float) -> Tensor:

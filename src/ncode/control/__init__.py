@@ -2,6 +2,7 @@
 
 from .base import Controller, State
 from .closed_loop import ClosedLoop, Drift, Feedback, Hebbian
+from .input_control import InputControl
 from .open_loop import DataControl, OpenLoop
 from .parts import Parts
 from .static import Static, Zero
@@ -14,6 +15,7 @@ __all__ = [
     "Drift",
     "Feedback",
     "Hebbian",
+    "InputControl",
     "OpenLoop",
     "Parts",
     "State",

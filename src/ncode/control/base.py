@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from .._modules import Configurable, Shapes, Theta, format_shape
-from ..errors import InputError
+from ..errors import InputError, format_value
+from ..paths import Path
 
 if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
     from typing import Annotated as Float
@@ -38,12 +39,19 @@ class OuterProduct:
     decay: Tensor | None = None
 
 
-Motion = Constant | General | OuterProduct
+@dataclass(frozen=True, eq=False)
+class FollowsPath:
+    """theta(t) = control(u(t)) for an input path u and a function of u (n, channels)."""
+
+    control: Callable[[Tensor], Theta]
+
+
+Motion = Constant | General | OuterProduct | FollowsPath
 """How a control moves. Closed forms of the solution are selected by it."""
 
 
 class State(NamedTuple):
-    """What a controller keeps during one solve: tensors (batch, ...) by name of the control.
+    """What a controller keeps during one solve: tensors (batch, ...), and paths, by name of the control.
 
     >>> import torch, ncode
     >>> block = ncode.NCODE(ncode.dynamics.Linear(2), ncode.OpenLoop(torch.nn.Linear(2, 4)))
@@ -53,6 +61,7 @@ class State(NamedTuple):
 
     fixed: Theta  # constant during the solve
     driven: Theta  # integrated together with x
+    inputs: Mapping[str, Path | None] = {}  # paths; the block fills in its own for None
 
 
 class Controller(Configurable, ABC):
@@ -154,6 +163,14 @@ class Controller(Configurable, ABC):
             return {}
         return by_name(self.speed(t, x, dict(state.driven)), state.driven, "the function for dtheta/dt")
 
+    def jump_times(self, state: State) -> Tensor | None:
+        """Return the times (batch, n) at which the control jumps; adaptive steps end there. Default: None."""
+        return None
+
+    def driven_speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
+        """Return dtheta/dt at t (batch,) of what is driven, and so integrated by the solver."""
+        return self.control_speed(t, x, state) if state.driven else {}
+
 
 def by_name(value: Tensor | Theta, names: Iterable[str], source: str) -> dict[str, Tensor]:
     """Return one tensor per name, from a dict of them or, for one name, from a tensor."""
@@ -161,8 +178,11 @@ def by_name(value: Tensor | Theta, names: Iterable[str], source: str) -> dict[st
     if isinstance(value, Tensor) and len(names) == 1:
         return {names[0]: value}
     if not isinstance(value, Mapping) or set(value) != set(names):
-        shown = sorted(value) if isinstance(value, Mapping) else type(value).__name__
+        shown = sorted(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
         raise InputError(f"{source} returned {shown}; expected a dict with a tensor for each control: {sorted(names)}")
+    for name in names:
+        if not isinstance(value[name], Tensor):
+            raise InputError(f"{source} returned {format_value(value[name])} for {name!r}; expected a tensor")
     return {name: value[name] for name in names}
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._modules import Configurable, Shapes, Theta, format_shapes
+from .._modules import Configurable, Shapes, Theta, check_names, format_shapes
 from ..errors import InputError, check_choice, check_function, check_number
 from .base import Constant, Controller, Motion, OuterProduct, check_bound, check_closed
-from .open_loop import Heads, check_features, trunk_width
+from .open_loop import Heads, features_of, trunk_width
 from .static import Static, Zero
 
 INITIAL: dict[str, Callable[[], Controller]] = {"learned": Static, "zero": Zero}
@@ -83,9 +83,9 @@ class Feedback(Configurable):
 
     def __init__(self, trunk: nn.Module, sees: tuple[str, ...] = ("x",), width: int | None = None, scale: float = 0.1):
         super().__init__()
-        if isinstance(sees, str) or not sees:
-            raise InputError(f"sees must be a tuple of names out of {', '.join(INPUTS)}; given {sees!r}")
-        self.sees = tuple(check_choice("input of a feedback", name, INPUTS) for name in sees)
+        self.sees = tuple(check_choice("input of a feedback", name, INPUTS) for name in check_names("sees", sees))
+        if not self.sees:
+            raise InputError(f"sees must name at least one of {', '.join(INPUTS)}")
         self.width, self.scale = trunk_width(trunk, width), check_number("scale", scale, low=0.0)
         self.trunk = trunk
         self.heads = Heads(self.width, {}, self.scale)
@@ -103,8 +103,7 @@ class Feedback(Configurable):
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> dict[str, Tensor]:
         check_bound(self, len(self.heads) > 0)
-        features = self.trunk(self._input(t, x, theta))
-        return self.heads(check_features("Feedback", features, self.width, x.shape[0]))
+        return self.heads(features_of("Feedback", self.trunk, self._input(t, x, theta), self.width))
 
     def _input(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
         if self.sees == ("x",):

@@ -45,7 +45,7 @@ class OpenLoop(Controller):
         self.heads = Heads(self.width, defaults, self.scale)
 
     def initial_theta(self, context: Tensor) -> Theta:
-        return self.heads(check_features("OpenLoop", self.trunk(context), self.width, context.shape[0]))
+        return self.heads(features_of("OpenLoop", self.trunk, context, self.width))
 
 
 class DataControl(Controller):
@@ -108,8 +108,17 @@ def trunk_width(trunk: Any, width: int | None) -> int:
     return found[-1]
 
 
-def check_features(owner: str, features: Any, width: int, batch: int) -> Tensor:
-    """Return the output of a trunk if it fits the heads."""
+def features_of(owner: str, trunk: nn.Module, x: Tensor, width: int) -> Tensor:
+    """Return the features of x that a trunk computes, if they fit the heads."""
+    first = next(iter(trunk), None) if isinstance(trunk, nn.Sequential) else trunk
+    if type(first) is nn.Linear and x.shape[-1] != first.in_features:
+        raise InputError(
+            f"the trunk of {owner} begins with a linear layer of {first.in_features} inputs; given an input of shape"
+            f" {tuple(x.shape)}: build it for {x.shape[-1]}, or flatten the input first"
+        )
+    if type(first) is nn.Linear and x.dtype != first.weight.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise InputError(f"the trunk of {owner} is {first.weight.dtype}, and its input {x.dtype}: convert one of them")
+    features, batch = trunk(x), x.shape[0]
     if not isinstance(features, Tensor) or features.shape != (batch, width):
         shown = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise InputError(

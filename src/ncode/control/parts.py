@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
-from .._modules import Shapes, Theta, current_name
-from ..errors import InputError, check_choice
+from .._modules import Shapes, Theta, check_names, current_name
+from ..errors import InputError, check_choice, format_value
 from .base import Constant, Controller, General, Motion, State, by_name
 
 Names = str | tuple[str, ...]
@@ -36,8 +37,8 @@ class Parts(Controller):
         rest: Controller | None = None,
     ):
         super().__init__()
-        pairs = list(cast(Iterable[tuple[Names, Controller]], parts.items() if isinstance(parts, Mapping) else parts))
-        self.names = [tuple(map(current_name, (n,) if isinstance(n, str) else n)) for n, _ in pairs]
+        pairs = _check_parts(parts)
+        self.names = [tuple(map(current_name, names)) for names, _ in pairs]
         controllers = [part for _, part in pairs] + ([] if rest is None else [rest])
         for part in controllers:
             if not isinstance(part, Controller):
@@ -78,6 +79,14 @@ class Parts(Controller):
     def control_speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
         return _merge(part.control_speed(t, x, _select(state, names)) for part, names in self._parts())
 
+    def jump_times(self, state: State) -> Tensor | None:
+        found = [part.jump_times(_select(state, names)) for part, names in self._parts()]
+        jumps = [times for times in found if times is not None]
+        return torch.cat(jumps, 1) if jumps else None
+
+    def driven_speed(self, t: Tensor, x: Tensor, state: State) -> dict[str, Tensor]:
+        return _merge(part.driven_speed(t, x, _select(state, names)) for part, names in self._parts())
+
     @property
     def motion(self) -> Motion:
         controllers = cast(Iterable[Controller], self.controllers)
@@ -95,14 +104,26 @@ class Parts(Controller):
         return zip(cast(Iterable[Controller], self.controllers), self.names, strict=False)
 
 
+def _check_parts(parts: Any) -> list[tuple[tuple[str, ...], Controller]]:
+    """Return the names of each part and its controller."""
+    given = parts.items() if isinstance(parts, Mapping) else parts
+    pairs: list[Any] = list(given) if isinstance(given, Iterable) and not isinstance(given, Tensor) else [None]
+    if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+        raise InputError(
+            f"parts must be a dict of controllers by name of the control; given {format_value(parts)}: for example"
+            ' {"context": DataControl()}'
+        )
+    return [((key,) if isinstance(key, str) else check_names("a key of parts", key), part) for key, part in pairs]
+
+
 def _select(state: State, names: tuple[str, ...]) -> State:
-    return State(*({name: part[name] for name in names if name in part} for part in state))
+    parts = cast(Iterable[Mapping[str, Any]], state)
+    return State(*({name: part[name] for name in names if name in part} for part in parts))
 
 
 def _join(states: Iterable[State]) -> State:
-    fixed, driven = zip(*states, strict=True)
-    return State(_merge(fixed), _merge(driven))
+    return State(*map(_merge, zip(*states, strict=True)))
 
 
-def _merge(parts: Iterable[Theta]) -> dict[str, Tensor]:
+def _merge(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for part in parts for name, value in part.items()}

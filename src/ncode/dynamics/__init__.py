@@ -2,12 +2,14 @@
 
 from .._modules import Shape, Shapes, Theta
 from .base import Dynamics, Product
+from .cde import CDE
 from .conv_block import ConvBlock
 from .linear import Linear, Recurrent, SparseLinear
 from .mlp import MLP
 from .wrappers import Augmented, Function, SecondOrder
 
 __all__ = [
+    "CDE",
     "MLP",
     "Augmented",
     "ConvBlock",

@@ -18,7 +18,8 @@ with benchmarks/probe_convolution.py: one evaluation of 1x1, relu, 3x3, relu, 1x
 
 So a GPU uses "implicit", which compiled solves run as a graph; from Python the time is that of the host. Where it is
 not available, "grouped" is next if torch may use TF32 for convolutions (its default), and "unfolded" otherwise. A CPU
-uses "grouped": "unfolded" is faster there for few samples only, at nine times the memory.
+uses "grouped": "unfolded" is faster there for few samples only, at nine times the memory. A program that is exported
+for batches of any size uses "unfolded": the number of groups of a convolution is a constant in ONNX and TorchScript.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._torch_private import is_tracing
 from ..errors import InputError, check_choice
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # of the Triton kernels
@@ -56,10 +58,14 @@ def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
     if formulation == "auto":
         formulation = "unfolded" if w.shape[-1] == 1 else _fastest(x)
     if formulation == "grouped":
-        y = F.conv2d(x.flatten(0, 1)[None], w.flatten(0, 1), padding=w.shape[-1] // 2, groups=len(x))
-        return y[0].unflatten(0, (len(x), -1))
+        _check_groups(x)
+        batch = x.shape[0]  # len(x) would make the batch of an exported program a constant
+        y = F.conv2d(x.flatten(0, 1)[None], w.flatten(0, 1), padding=w.shape[-1] // 2, groups=batch)
+        return y[0].unflatten(0, (batch, -1))
     if w.shape[-1] == 1:
         return torch.bmm(w.flatten(2), x.flatten(2)).unflatten(2, x.shape[2:])
+    if is_tracing():  # TorchScript cannot express an autograd function
+        return _unfolded(x, w)
     if torch.is_autocast_enabled(x.device.type):  # backward runs outside autocast, so both are cast here
         dtype = torch.get_autocast_dtype(x.device.type)
         x, w = x.to(dtype), w.to(dtype)
@@ -72,13 +78,24 @@ def sample_conv2d(x: Tensor, w: Tensor, formulation: str = "auto") -> Tensor:
 
 
 def _check(x: Tensor, w: Tensor) -> None:
-    if x.dim() != 4 or w.dim() != 5 or len(x) != len(w) or x.shape[1] != w.shape[2]:
+    if x.dim() != 4 or w.dim() != 5 or x.shape[0] != w.shape[0] or x.shape[1] != w.shape[2]:
         raise InputError(
             "x must be (batch, c, H, W) and w (batch, o, c, k, k), one kernel per sample;"
             f" given x {tuple(x.shape)} and w {tuple(w.shape)}"
         )
     if w.shape[3] != w.shape[4] or w.shape[3] % 2 == 0:
         raise InputError(f"kernels must be square and of odd size; given {w.shape[3]} x {w.shape[4]}")
+
+
+def _check_groups(x: Tensor) -> None:
+    if is_tracing() or (_exports_any_batch(x) and torch.onnx.is_in_onnx_export()):
+        raise InputError(
+            'in ONNX and TorchScript convolution="grouped" works only for the batch size it was traced with: use "auto"'
+        )
+
+
+def _exports_any_batch(x: Tensor) -> bool:
+    return torch.compiler.is_exporting() and isinstance(x.shape[0], torch.SymInt)
 
 
 def triton_available(x: Tensor) -> bool:
@@ -92,6 +109,8 @@ def _has_triton(device: int) -> bool:
 
 
 def _fastest(x: Tensor) -> str:
+    if _exports_any_batch(x) or is_tracing():
+        return "unfolded"
     # An exported program is to run where the operators of this library are unknown.
     if x.device.type != "cuda" or torch.compiler.is_exporting():
         return "grouped"

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._modules import Configurable, Shape, Shapes, Theta, accept_old_names, current_name
-from ..errors import InputError, check_choice
+from .._modules import Configurable, Shape, Shapes, Theta, accept_old_names, check_names, current_name
+from ..errors import InputError, allocating, check_choice
 
 if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
     from typing import Annotated as Float
@@ -100,11 +100,9 @@ class Weights(nn.Module):
 
     def __init__(self, owner: str, shapes: Shapes, controlled: Iterable[str] | None):
         super().__init__()
-        if isinstance(controlled, str):
-            raise InputError(
-                f"controlled must be a tuple of names; given the string {controlled!r}: use ({controlled!r},)"
-            )
-        names = tuple(shapes) if controlled is None else tuple(map(current_name, controlled))
+        names = tuple(shapes)
+        if controlled is not None:
+            names = tuple(map(current_name, check_names("controlled", controlled)))
         for name in names:
             check_choice(f"weight of {owner} to control", name, shapes)
         if len(set(names)) < len(names):
@@ -140,7 +138,8 @@ def default_initial(shapes: Shapes) -> dict[str, Tensor]:
         if len(sizes) != 1 or sizes[0] != rows:
             rows = sizes[0] if len(sizes) > 1 else None
             bound = 1.0 / math.sqrt(max(math.prod(sizes[1:] or sizes), 1))
-        values[name] = torch.empty(sizes).uniform_(-bound, bound)
+        with allocating(f"weights {name!r} of shape {tuple(sizes)}"):
+            values[name] = torch.empty(sizes).uniform_(-bound, bound)
     return values
 
 

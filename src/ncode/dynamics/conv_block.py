@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._modules import Shape, Theta
-from ..errors import check_choice, check_count
+from ..errors import check_choice, check_count, check_flag
 from ._convolution import FORMULATIONS, sample_conv2d
 from ._fused_block import can_fuse, fused_block
 from .base import ACTIVATIONS, Dynamics, Weights
@@ -62,11 +62,11 @@ class ConvBlock(Dynamics):
         self.out = check_count("out", channels if out is None else out)
         self.activation = check_choice("activation", activation, ACTIVATIONS)
         self.convolution = check_choice("convolution", convolution, FORMULATIONS)
-        self.time, self.context = bool(time), check_count("context", context, low=0)
+        self.time, self.context = check_flag("time", time), check_count("context", context, low=0)
         sizes = (
-            (filters, channels + self.context + self.time, 1, 1),
-            (filters, filters + self.time, 3, 3),
-            (self.out, filters + self.time, 1, 1),
+            (self.filters, self.channels + self.context + self.time, 1, 1),
+            (self.filters, self.filters + self.time, 3, 3),
+            (self.out, self.filters + self.time, 1, 1),
         )
         shapes: dict[str, Shape] = {}
         for name, shape in zip(KERNELS, sizes, strict=True):
@@ -101,7 +101,7 @@ class Layer(NamedTuple):
 def split_layers(kernels: Sequence[Tensor], biases: Sequence[Tensor], time: bool) -> list[Layer]:
     """Return the layers; with `time`, the last input channel of each kernel is that of t."""
     pairs = zip(kernels, biases, strict=True)
-    return [Layer(w.narrow(-3, 0, w.shape[-3] - time), b, w.narrow(-3, -1, 1) if time else None) for w, b in pairs]
+    return [Layer(w.narrow(-3, 0, w.shape[-3] - int(time)), b, w.narrow(-3, -1, 1) if time else None) for w, b in pairs]
 
 
 def apply_layers(
@@ -156,5 +156,5 @@ def add_time(y: Tensor, t: Tensor, w: Tensor, formulation: str) -> Tensor:
     elif w.dim() == 4:
         ones = F.conv2d(w.new_ones(1, 1, *y.shape[2:]), w, padding=w.shape[-1] // 2)
     else:
-        ones = sample_conv2d(w.new_ones(len(w), 1, *y.shape[2:]), w, formulation)
+        ones = sample_conv2d(w.new_ones(w.shape[0], 1, *y.shape[2:]), w, formulation)
     return torch.addcmul(y, t[:, None, None, None].to(y.dtype), ones.to(y.dtype))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from .._modules import Theta
-from ..errors import InputError, check_choice, check_count
+from ..errors import InputError, allocating, check_choice, check_count
 from .base import ACTIVATIONS, Dynamics, Product, Structure, dense_rows, matvec
 
 
@@ -32,6 +35,10 @@ class Linear(Dynamics):
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
         return matvec(theta["weight"], x)
 
+    def jacobian(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
+        """W for each sample, for methods that solve stiff problems."""
+        return theta["weight"].expand(len(x), self.m, self.m)
+
     @property
     def structure(self) -> Structure:
         return Product("weight")
@@ -56,16 +63,22 @@ class SparseLinear(Dynamics):
         super().__init__()
         self.m, self.nonzeros = check_count("m", m), check_count("nonzeros", nonzeros)
         self.seed = check_count("seed", seed, low=0)
-        if nonzeros > m:
+        if self.nonzeros > self.m:
             raise InputError(f"nonzeros must be at most m, the length of a row: given {nonzeros} with m = {m}")
-        generator = torch.Generator().manual_seed(seed)
-        columns = torch.rand(m, m, generator=generator).argsort(1)[:, :nonzeros]
+        generator = torch.Generator().manual_seed(self.seed)
+        with allocating(f"{self.m} x {self.m} random numbers for the positions of non-zeros"):
+            columns = torch.rand(self.m, self.m, generator=generator).argsort(1)[:, : self.nonzeros]
         self.register_buffer("columns", columns.sort(1).values)
+        self.register_load_state_dict_pre_hook(_check_columns)
         self.control_shapes, self.state_shape = {"weight": (self.m, self.nonzeros)}, (self.m,)
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
         """Return W x, without forming W."""
         return (theta["weight"] * x[:, self.columns]).sum(-1)
+
+    def jacobian(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
+        """W for each sample, for methods that solve stiff problems."""
+        return dense_rows(theta["weight"], self.columns).expand(len(x), self.m, self.m)
 
     @property
     def structure(self) -> Structure:
@@ -74,6 +87,16 @@ class SparseLinear(Dynamics):
     def dense(self, values: Tensor) -> Tensor:
         """Return the matrices W (..., m, m) with these values (..., m, nonzeros)."""
         return dense_rows(values, self.columns)
+
+
+def _check_columns(module: SparseLinear, state_dict: Mapping[str, Any], prefix: str, *_: Any) -> None:
+    """Refuse positions outside of a row: kernels for GPUs would read other memory there."""
+    columns = state_dict.get(f"{prefix}columns")
+    if not isinstance(columns, Tensor) or columns.numel() == 0 or columns.is_meta:
+        return
+    whole = not (columns.is_floating_point() or columns.is_complex() or columns.dtype == torch.bool)
+    if not whole or int(columns.min()) < 0 or int(columns.max()) >= module.m:
+        raise InputError(f"columns must hold whole numbers from 0 to {module.m - 1}, positions in a row of the matrix")
 
 
 class Recurrent(Dynamics):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .._modules import Shape, Theta
-from ..errors import check_choice, check_count
+from ..errors import check_choice, check_count, check_flag
 from .base import ACTIVATIONS, Dynamics, Weights, affine
 
 
@@ -47,10 +47,10 @@ class MLP(Dynamics):
     ):
         super().__init__()
         self.dim, self.out = check_count("dim", dim), check_count("out", dim if out is None else out)
-        layers = hidden if isinstance(hidden, Sequence) else [hidden]
+        layers = hidden if isinstance(hidden, Sequence) and not isinstance(hidden, (str, bytes)) else [hidden]
         self.hidden = tuple(check_count("hidden", units) for units in layers)
         self.activation = check_choice("activation", activation, ACTIVATIONS)
-        self.time, self.context = bool(time), check_count("context", context, low=0)
+        self.time, self.context = check_flag("time", time), check_count("context", context, low=0)
         sizes = (self.dim + self.context + self.time, *self.hidden, self.out)
         shapes: dict[str, Shape] = {}
         for layer, (inputs, outputs) in enumerate(pairwise(sizes), 1):

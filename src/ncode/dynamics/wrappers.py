@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._modules import Shape, Shapes, Theta
-from ..errors import InputError, check_count, check_function
+from .._modules import Shape, Shapes, Theta, check_shape, check_shapes, format_shape, format_shapes
+from ..errors import InputError, allocating, check_count, check_function, format_value
 from .base import Dynamics, Structure
 
 SINGLE = "theta"
@@ -38,7 +38,9 @@ class Augmented(Dynamics):
     def lift(self, x: Tensor) -> Tensor:
         # Padding, unlike concatenation, keeps the memory format, for example channels last.
         padding = [0, 0] * (x.dim() - 2) + [0, self.zeros]
-        return self.dynamics.lift(F.pad(x, padding))
+        with allocating(f"{self.zeros} zeros per sample"):
+            x = F.pad(x, padding)
+        return self.dynamics.lift(x)
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
         return self.dynamics(t, x, theta)
@@ -65,8 +67,9 @@ class SecondOrder(Dynamics):
 
     def __init__(self, acceleration: Dynamics, velocity: nn.Module | str | None = None):
         super().__init__()
-        if isinstance(velocity, str) and velocity != "zero":
-            raise InputError(f'velocity must be None, "zero" or a module; given {velocity!r}')
+        known = isinstance(velocity, nn.Module) or (isinstance(velocity, str) and velocity == "zero")
+        if velocity is not None and not known:
+            raise InputError(f'velocity must be None, "zero" or a module; given {format_value(velocity)}')
         self.acceleration, self.velocity = _check_dynamics("acceleration", acceleration), velocity
         self.control_shapes, self.state_shape = acceleration.control_shapes, acceleration.state_shape
         self.shared_control = acceleration.shared_control
@@ -106,12 +109,24 @@ class Function(Dynamics):
         self.f = check_function("f", f, ("t", "x", "theta"))
         given = {} if control_shapes is None else control_shapes
         self.single = not isinstance(given, Mapping)
-        shapes = given if isinstance(given, Mapping) else {SINGLE: given}
-        self.control_shapes = {name: _check_shape(name, shape) for name, shape in shapes.items()}
-        self.state_shape = None if state_shape is None else tuple(state_shape)
+        self.control_shapes = check_shapes("Function", {SINGLE: given} if self.single else given)
+        self.state_shape = None if state_shape is None else check_shape("state_shape", state_shape)
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        return self.f(t, x, theta[SINGLE] if self.single else dict(theta))
+        try:
+            return self.f(t, x, theta[SINGLE] if self.single else dict(theta))
+        except (TypeError, IndexError) as error:
+            if ("'str'" if self.single else "'dict'") in str(error):
+                raise InputError(f"f cannot use theta as it is given ({error}): {self._explain_theta()}") from error
+            raise
+
+    def _explain_theta(self) -> str:
+        """Say what theta is, for an f that expects something else."""
+        if self.single:
+            shape = format_shape(self.control_shapes[SINGLE])
+            return f"with one shape, control_shapes={shape}, it is a tensor; give {{name: shape}} for a dict by name"
+        shapes = format_shapes(self.control_shapes)
+        return f"it is a dict by name, with {shapes}; use theta[name], or give one shape, control_shapes=(...)"
 
     def config(self) -> dict[str, Any]:
         shapes = self.control_shapes[SINGLE] if self.single else self.control_shapes
@@ -124,10 +139,3 @@ def _check_dynamics(name: str, value: Any) -> Dynamics:
             f"{name} must be a dynamics; given {type(value).__name__}: wrap a function with ncode.dynamics.Function"
         )
     return value
-
-
-def _check_shape(name: str, shape: Any) -> Shape:
-    sizes = tuple(shape) if isinstance(shape, (tuple, list)) else None
-    if sizes is None or not all(size is None or (isinstance(size, int) and size > 0) for size in sizes):
-        raise InputError(f"the shape of control {name!r} must be a tuple of sizes; given {shape!r}")
-    return sizes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
@@ -12,7 +13,7 @@ from ..block import NCODE
 from ..control import DataControl
 from ..costs import Regulariser
 from ..dynamics import SparseLinear
-from ..errors import check_choice
+from ..errors import InputError, allocating, check_choice, check_count, check_number, format_value
 from .autoencoder import Autoencoder, TrainingCode
 
 FlowStart = Literal["ones", "stored"]
@@ -64,8 +65,12 @@ class AutoNCODE(Autoencoder):
     ):
         super().__init__(encoder, decoder, loss, code_noise, terms)
         self.start = check_choice("start", start, get_args(FlowStart))
-        self.latent, self.nonzeros, self.costs = latent, nonzeros, list(costs)
-        self.gamma = nn.Linear(width, latent * nonzeros)
+        if not isinstance(costs, (tuple, list)):
+            raise InputError(f"costs must be a list of regularisers; given {format_value(costs)}")
+        self.latent, self.nonzeros = check_count("latent", latent), check_count("nonzeros", nonzeros)
+        self.costs = list(costs)
+        with allocating("the weights of gamma"):
+            self.gamma = nn.Linear(check_count("width", width), self.latent * self.nonzeros)
         self.norm = ControlNorm(norm, latent, nonzeros, gain)
         # gamma is part of this module, so the block takes its context as the control.
         self.block = NCODE(SparseLinear(latent, nonzeros, seed), DataControl(), t1=horizon)
@@ -103,7 +108,7 @@ class AutoNCODE(Autoencoder):
         return TrainingCode(solution.x, cost, {**parts, "cost": cost.detach()})
 
     def _x0(self, control: Tensor) -> Tensor:
-        return self.x0.to(control.dtype).expand(len(control), -1)
+        return self.x0.to(control.dtype).expand(control.shape[0], -1)
 
 
 class ControlNorm(nn.Module):
@@ -126,9 +131,9 @@ class ControlNorm(nn.Module):
     def __init__(self, kind: str, m: int, k: int, gain: float = 1.0):
         super().__init__()
         self.kind = check_choice("normalisation", kind, get_args(ControlNormKind))
-        self.m, self.k = m, k
-        self.gain = nn.Parameter(torch.tensor(float(gain)), requires_grad=False)
-        self.centre = _Centre(m * k) if kind == "sphere" else nn.Identity()
+        self.m, self.k = check_count("m", m), check_count("k", k)
+        self.gain = nn.Parameter(torch.tensor(check_number("gain", gain, low=-math.inf)), requires_grad=False)
+        self.centre = _Centre(self.m * self.k) if kind == "sphere" else nn.Identity()
 
     def forward(self, control: Tensor) -> Tensor:
         flat = self.centre(control.flatten(1))

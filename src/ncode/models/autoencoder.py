@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, mse_loss
 
 from .._torch_private import is_symbolic
-from ..errors import InputError, check_choice
+from ..errors import InputError, check_choice, check_tensor, format_value
 
 
 class TrainingCode(NamedTuple):
@@ -65,6 +65,11 @@ class Autoencoder(nn.Module, ABC):
         terms: Mapping[str, nn.Module] | None = None,
     ):
         super().__init__()
+        for name, module in (("encoder", encoder), ("decoder", decoder)):
+            if not isinstance(module, nn.Module):
+                raise InputError(f"{name} must be a module; given {format_value(module)}")
+        if terms is not None and not isinstance(terms, Mapping):
+            raise InputError(f"terms must be a dict of modules by name; given {format_value(terms)}")
         self.encoder, self.decoder = encoder, decoder
         self.loss = check_choice("loss", loss, ("mse", "bce"))
         self.code_noise = nn.Identity() if code_noise is None else code_noise
@@ -120,7 +125,7 @@ class Autoencoder(nn.Module, ABC):
         return binary_cross_entropy(back.clamp(1e-6, 1 - 1e-6), images)
 
     def _check(self, images: Tensor) -> None:
-        if images.dim() != 4 or not images.is_floating_point():
+        if check_tensor("images", images).dim() != 4 or not images.is_floating_point():
             raise InputError(
                 f"images must be numbers from 0 to 1, (batch, channels, height, width); given {images.dtype}"
                 f" {tuple(images.shape)}: convert bytes with images.float() / 255"

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .._modules import Configurable
+from .._modules import Configurable, check_shape
 from ..block import NCODE
 from ..block.saving import Pretrained
 from ..costs import CostLike
-from ..errors import InputError, check_choice, check_count, check_fraction
+from ..errors import InputError, allocating, check_choice, check_count, check_fraction, check_tensor, format_value
 from ..ode import Solution
 
 ImageShape = tuple[int, int, int]  # channels, height, width
@@ -89,10 +89,7 @@ class ImageClassifier(Configurable, Pretrained, ABC):
 
     def __init__(self, shape: ImageShape, classes: int, shrink: int = 1):
         super().__init__()
-        if len(shape) != 3 or not all(isinstance(size, int) and size > 0 for size in shape):
-            raise InputError(f"shape must be (channels, height, width) of an image; given {shape!r}")
-        channels, height, width = shape
-        self.shape = channels, height, width
+        self.shape = channels, _, _ = _check_image_shape(shape)
         self.classes, self.shrink = check_count("classes", classes), check_count("shrink", shrink)
         shrunk_shape(self.shape, self.shrink)
         self.register_buffer("mean", torch.zeros(channels))
@@ -120,7 +117,7 @@ class ImageClassifier(Configurable, Pretrained, ABC):
 
     def normalise(self, images: Tensor) -> Tensor:
         """Images with mean 0 and deviation 1 per channel, reduced by `shrink`."""
-        if images.dim() != 4 or tuple(images.shape[1:]) != self.shape:
+        if check_tensor("images", images).dim() != 4 or tuple(images.shape[1:]) != self.shape:
             raise InputError(
                 f"this classifier takes images (batch, {', '.join(map(str, self.shape))}); given {tuple(images.shape)}"
             )
@@ -152,7 +149,8 @@ class Classifier(ImageClassifier):
             raise InputError(f"the block's state must be (channels, height, width); given {state}")
         self.block = block
         _, height, width = shrunk_shape(self.shape, self.shrink)
-        self.readout = nn.Linear(state[0] * height * width, self.classes)
+        with allocating("the weights of the readout"):
+            self.readout = nn.Linear(state[0] * height * width, self.classes)
 
     def classify(self, images: Tensor, cost: CostLike | None = None, **changes: Any) -> ClassifierOutput:
         solution = self.block.solve(self.normalise(images), cost=cost, throw=False, **changes)
@@ -191,10 +189,19 @@ def gamma(kind: str, shape: ImageShape, hidden: int = 10, dropout: float = 0.0) 
     """
     check_choice("gamma", kind, GAMMAS)
     hidden, dropout = check_count("hidden", hidden), check_fraction("dropout", dropout)
-    channels, height, width = shape
+    channels, height, width = _check_image_shape(shape)
     layers, features = _convolutions(kind, channels) if kind.startswith("conv") else ([], channels * height * width)
-    layers += [nn.Flatten(), *([nn.Dropout(dropout)] if dropout else []), nn.Linear(features, hidden)]
+    with allocating("the weights of gamma"):
+        last = nn.Linear(features, hidden)
+    layers += [nn.Flatten(), *([nn.Dropout(dropout)] if dropout else []), last]
     return nn.Sequential(*layers) if kind == "linear" else nn.Sequential(*layers, nn.Tanh())
+
+
+def _check_image_shape(shape: Any) -> ImageShape:
+    if not isinstance(shape, (tuple, list)) or len(shape) != 3 or None in check_shape("shape", shape):
+        raise InputError(f"shape must be (channels, height, width) of an image; given {format_value(shape)}")
+    channels, height, width = shape
+    return channels, height, width
 
 
 def _convolutions(kind: str, channels: int) -> tuple[list[nn.Module], int]:

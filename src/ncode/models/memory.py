@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from ..block import NCODE
 from ..control import Hebbian
 from ..dynamics import Recurrent
+from ..errors import InputError, check_count, check_number, check_tensor
 
 
 class PlasticMemory(nn.Module):
@@ -37,12 +39,17 @@ class PlasticMemory(nn.Module):
 
     def __init__(self, n: int, scale: float = 1e-3, hold: float = 2.0, solver_steps: int = 1):
         super().__init__()
-        self.solver_steps = solver_steps
+        self.solver_steps = check_count("solver_steps", solver_steps)
         plastic, duration = Hebbian(scale), self.presentation_time
-        self.block = NCODE(Recurrent(n), plastic, t1=duration, method="rk4", dt=duration / solver_steps)
+        self.block = NCODE(Recurrent(n), plastic, t1=duration, method="rk4", dt=duration / self.solver_steps)
         with torch.no_grad():
-            plastic.theta.diagonal().add_(hold)
+            plastic.theta.diagonal().add_(check_number("hold", hold, low=-math.inf))
 
     def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
         """x at the end of the query, for stimuli (batch, P, n) and query (batch, n)."""
+        if check_tensor("stimuli", stimuli).dim() != 3 or check_tensor("query", query).shape != stimuli[:, 0].shape:
+            raise InputError(
+                "stimuli must be (batch, P, n), and query (batch, n); given"
+                f" {tuple(stimuli.shape)} and {tuple(query.shape)}"
+            )
         return self.block.episode(torch.cat([stimuli, query[:, None]], 1)).x
