@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NamedTuple
 
-from ncode import InputError, __version__
+from ncode import __version__
 from ncode.errors import check_choice
 
-from ..training.errors import RunError
+from .errors import check_arguments, explain
 
 
 class Command(NamedTuple):
@@ -32,9 +33,6 @@ COMMANDS = {
     "tables": Command("write the results under results/ into the tables of a Markdown file", "report", "tables"),
     "completion": Command("print a shell completion script: ncode completion bash", "completion", "completion"),
 }
-# The extra of ncode-lab that installs a package; the others come with ncode-lab itself.
-EXTRAS = {"submitit": "sweep", "tensorboard": "tensorboard"}
-EXTRAS |= dict.fromkeys(("PIL", "numpy", "scipy", "sklearn", "openTSNE"), "images")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -49,33 +47,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     0
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        _discard_output()
+        return 141
+    except Exception as error:
+        message, status = explain(error, next(iter(arguments), ""))
+        with suppress(OSError):
+            print(f"ncode: {message}", file=sys.stderr)
+        if isinstance(error, OSError):
+            _discard_output()
+        return status
+
+
+def _dispatch(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0
     if arguments[0] == "--version":
         print(f"ncode {__version__}")
         return 0
+    check_arguments(arguments)
+    command = COMMANDS[check_choice("command", arguments[0], COMMANDS)]
+    return getattr(import_module(f".{command.module}", __package__), command.function)(list(arguments[1:]))
+
+
+def _discard_output() -> None:
+    """Leave out what is still buffered, which could not be written at the end of the process either.
+
+    The reader of a pipe, such as `head`, has closed it, or the disk is full.
+    """
     try:
-        command = COMMANDS[check_choice("command", arguments[0], COMMANDS)]
-        status = getattr(import_module(f".{command.module}", __package__), command.function)(arguments[1:])
         sys.stdout.flush()
-        return status
-    except InputError as error:
-        return _fail(str(error), 2)
-    except RunError as error:
-        return _fail(str(error), 1)
-    except ModuleNotFoundError as error:
-        package = (error.name or "ncode").partition(".")[0]
-        if package in ("ncode", "ncode_lab"):
-            raise
-        install = f"'ncode-lab[{EXTRAS[package]}]'" if package in EXTRAS else "ncode-lab"
-        return _fail(f"`ncode {arguments[0]}` needs the package {package}: pip install {install}", 2)
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # The reader, such as `head`, has closed the pipe. What is buffered must not be written at exit either.
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
 
 
 def _usage() -> str:
@@ -84,8 +94,3 @@ def _usage() -> str:
         "usage: ncode COMMAND ...\n\nExperiments with neurally controlled ODEs.\n\n"
         f"{commands}\n\nHelp for a command: `ncode COMMAND --help`. Version: `ncode --version`."
     )
-
-
-def _fail(message: str, status: int) -> int:
-    print(f"ncode: {message}", file=sys.stderr)
-    return status

@@ -24,8 +24,8 @@ from ..report import (
     stale_blocks,
     write_report,
 )
-from ..training import Trial
-from ..training.files import explain_os_errors, json_text, write_file
+from ..training import Result, Trial
+from ..training.files import check_file_name, explain_os_errors, write_file, write_json
 
 
 @dataclass(frozen=True)
@@ -68,14 +68,21 @@ def collect(arguments: list[str]) -> int:
     """Copy the results, and print their number."""
     given = tyro.cli(CollectOptions, prog="ncode collect", args=arguments)
     results = [result for run in gather(given.runs) for result in run.results]
-    for result in results:
-        folder = given.out / result.experiment
-        with explain_os_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-        name = Trial(result.model, result.dataset, result.seed).name
-        write_file(folder / f"{result.preset}-{name}.json", json_text(result.as_json(), sort=True).encode())
+    # Names come from files of others, perhaps, and must not lead out of the folder. Checked before anything is written.
+    paths = [given.out / _place(result) for result in results]
+    for path, result in zip(paths, results, strict=True):
+        with explain_os_errors(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, result.as_json(), sort=True)
     print(f"{len(results)} result{'s' if len(results) != 1 else ''} in {given.out}")
     return 0
+
+
+def _place(result: Result) -> Path:
+    """Where a result goes: EXPERIMENT/PRESET-TRIAL.json."""
+    trial = Trial(result.model, result.dataset, result.seed).name
+    name = check_file_name("preset and trial", f"{result.preset}-{trial}.json")
+    return Path(check_file_name("experiment", result.experiment), name)
 
 
 @dataclass(frozen=True)
@@ -106,7 +113,7 @@ def tables(arguments: list[str]) -> int:
         for name, table in made.items():
             text = replace_block(text, name, table)
         if outdated:
-            file.write_text(text, encoding="utf-8")
+            write_file(file, text.encode())
         print(f"{file}: {', '.join(outdated) + ' written' if outdated else 'up to date'}")
     return 0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -119,8 +119,11 @@ def parse(settings: Experiment, options: RunOptions, arguments: Sequence[str]) -
 def _resume(kind: type[Experiment], folder: Path, arguments: list[str]) -> tuple[Any, str]:
     """Settings, options and preset of the original run. Arguments that contradict them are refused."""
     record = read_record(folder)
-    settings, preset = kind.from_record(record)
-    options = replace(RunOptions(), **{name: record["options"][name] for name in FIXED_OPTIONS})
+    try:
+        settings, preset = kind.from_record(record)
+        options = _recorded_options(record)
+    except InputError as error:
+        raise InputError(f"{folder} cannot be resumed: {error}") from error
     given = parse(settings, options, arguments)
     before = asdict(settings) | {name: getattr(options, name) for name in FIXED_OPTIONS}
     now = asdict(given.settings) | {name: getattr(given.run, name) for name in FIXED_OPTIONS}
@@ -131,6 +134,15 @@ def _resume(kind: type[Experiment], folder: Path, arguments: list[str]) -> tuple
                 " run, or leave --resume out to start a new one"
             )
     return given, preset
+
+
+def _recorded_options(record: Mapping[str, Any]) -> RunOptions:
+    """The options of the original run that a resumed one keeps, and --save, which it may change."""
+    found = record.get("options")
+    if not isinstance(found, dict) or not {"seed", "seeds"} <= found.keys():
+        raise InputError("its run.json has no options: start a new run without --resume")
+    options = RunOptions()
+    return replace(options, **{name: found.get(name, getattr(options, name)) for name in (*FIXED_OPTIONS, "save")})
 
 
 @dataclass(frozen=True)
@@ -187,6 +199,8 @@ def sweep(arguments: list[str]) -> int:
     shape = form("Sweep", sweep=SweepArguments)
     default = shape(PresetFlags(), SweepArguments())
     given: SweepArguments = tyro.cli(shape, prog=f"ncode sweep {kind.name}", args=arguments, default=default).sweep
+    if sum(argument.partition("=")[0] == "--grid" for argument in arguments) > 1:
+        raise InputError("--grid was given more than once: give all settings at once, --grid lr=0.01,0.02 hidden=8,16")
     preset = chosen_preset(arguments)
     shared: dict[str, Any] = {each.name: getattr(given, each.name) for each in fields(SweepOptions)}
     plan = Sweep(
@@ -196,5 +210,6 @@ def sweep(arguments: list[str]) -> int:
         grid=read_grid(kind, given.grid),
         options=RunOptions(seed=given.seed, seeds=given.seeds, out=given.out, device=given.device, quiet=True),
     )
-    print(run_sweep(plan))
-    return 0
+    table, done = run_sweep(plan)
+    print(table)
+    return 0 if done else 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import pickle
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -82,7 +81,7 @@ def _decode(path: Path) -> Tensor:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=("JPEG",)) as image:
             if image.size not in _CROPS:
                 raise InputError(
                     f"{path} is {image.size[0]} x {image.size[1]}: expected an aligned image of CelebA, 178 x 218, or"
@@ -94,7 +93,8 @@ def _decode(path: Path) -> Tensor:
             small = image.convert("RGB").resize(
                 (_SIDE, _SIDE), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side)
             )
-    except (UnidentifiedImageError, OSError, SyntaxError) as error:
+    # A size of many million pixels is refused as pillow reads the header.
+    except (UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise damaged(path, error) from error
     data = torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
     return data.reshape(_SIDE, _SIDE, 3).permute(2, 0, 1)
@@ -112,8 +112,8 @@ def _fingerprint(paths: Sequence[Path]) -> str:
 def _load_cached(path: Path, count: int) -> Tensor | None:
     try:
         images = torch.load(path, weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError):
-        return None  # missing or damaged: decoded again
+    except Exception:  # missing or damaged, and other bytes can make an unpickler raise anything: decoded again
+        return None
     valid = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.shape == (count, 3, _SIDE, _SIDE)
     return images if valid else None
 
@@ -122,7 +122,10 @@ def _store(images: Tensor, path: Path) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(images, temporary)
+        with open(temporary, "wb") as file:
+            torch.save(images, file)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError):  # not writable, or a full disk: the next run decodes again
         with contextlib.suppress(OSError):

@@ -134,6 +134,7 @@ def _receive(address: str, part: Path, name: str, progress: Progress | None) -> 
                 _write(file, block)
                 done += len(block)
                 report(name, done, total)
+            os.fsync(file.fileno())
     if total is not None and done < total:
         raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 

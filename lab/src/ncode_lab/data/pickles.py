@@ -22,7 +22,7 @@ class RefusedPickle(InputError):
 
 
 def read_pickle(data: bytes, name: str) -> Any:
-    """Read containers, numbers, strings, and numpy arrays of bytes as tensors."""
+    """Read containers, numbers, strings, and numpy arrays of bytes; those that are values of a dict as tensors."""
     try:
         return _to_tensors(_Unpickler(io.BytesIO(data), name).load())
     except RefusedPickle:
@@ -76,8 +76,7 @@ def _check_dtype(name: Any, *_: Any) -> _Bytes:
 
 
 def _to_tensors(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _to_tensors(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)(_to_tensors(item) for item in value)
-    return value.tensor if isinstance(value, _Array) else value
+    """Convert the arrays of a dict. Not deeper: lists that share lists could take for ever."""
+    if not isinstance(value, dict):
+        return value
+    return {key: each.tensor if isinstance(each, _Array) else each for key, each in value.items()}

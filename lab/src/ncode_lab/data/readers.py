@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import math
 import tarfile
 import zlib
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from ncode import InputError
 
+from ..limits import DATA_LIMIT, LimitedReader, read_bytes
 from .images import Images, ImageSets
 from .pickles import read_pickle
 
@@ -38,10 +40,11 @@ def damaged(path: Path | str, fault: object) -> InputError:
 def read_idx(path: str | Path) -> Tensor:
     """Read the array in an IDX file of bytes, plain or compressed with gzip."""
     path = Path(path)
-    data = path.read_bytes()
+    data = read_bytes(path, DATA_LIMIT)
     if data[:2] == b"\x1f\x8b":
         try:
-            data = gzip.decompress(data)
+            with gzip.open(io.BytesIO(data)) as packed:
+                data = LimitedReader(packed, path, DATA_LIMIT).read()
         except (OSError, EOFError, zlib.error) as error:
             raise damaged(path, error) from error
     if len(data) < 4 or data[:3] != b"\x00\x00\x08":
@@ -51,7 +54,10 @@ def read_idx(path: str | Path) -> Tensor:
     if len(data) != header + math.prod(shape) or not shape:
         expected = " x ".join(map(str, shape))
         raise damaged(path, f"it announces {expected} bytes, and {max(len(data) - header, 0)} follow")
-    return _bytes_to_tensor(data[header:]).reshape(shape)
+    try:
+        return _bytes_to_tensor(data[header:]).reshape(shape)
+    except RuntimeError as error:  # no bytes, in larger dimensions than torch has
+        raise damaged(path, error) from error
 
 
 def read_idx_sets(paths: tuple[Path, ...], name: str, classes: tuple[str, ...]) -> ImageSets:
@@ -92,19 +98,20 @@ def read_cifar10(path: str | Path) -> ImageSets:
 
 
 def _read_folder(path: Path, names: list[str]) -> dict[str, bytes]:
-    return {name: (path / name).read_bytes() for name in names if (path / name).is_file()}
+    return {name: read_bytes(path / name, DATA_LIMIT) for name in names if (path / name).is_file()}
 
 
 def _read_archive(path: Path, names: list[str]) -> dict[str, bytes]:
     """Read files without unpacking the archive, so that no path in it can point outside."""
     found: dict[str, bytes] = {}
     try:
-        with gzip.open(path) as packed:
-            with tarfile.open(fileobj=packed, mode="r|") as archive:
+        with gzip.open(path) as file:
+            packed = LimitedReader(file, path, DATA_LIMIT)
+            with tarfile.open(fileobj=packed, mode="r|") as archive:  # pyright: ignore[reportArgumentType, reportCallIssue]
                 for member in archive:
                     name = Path(member.name).name
-                    if name in names and (file := archive.extractfile(member)) is not None:
-                        found[name] = file.read()
+                    if name in names and (content := archive.extractfile(member)) is not None:
+                        found[name] = content.read()
             while packed.read(1 << 20):  # to the end, where the checksum is
                 pass
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self, get_args, get_origin, get_type_hints
 
 from torch import Tensor
 
 from ncode import InputError
 from ncode.errors import check_choice
 
+from ..training.files import write_file
 from ..training.result import Column, Reported, Result, Trial
+from ..training.run_folder import RESULT
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,9 +36,16 @@ class Finished(NamedTuple):
 
     def load(self, name: str) -> dict[str, Tensor]:
         """The tensors that the trial saved under a name: see `TrialContext.save_tensors`."""
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return load_file(self.folder / "kept" / f"{name}.safetensors")
+        path = self.folder / "kept" / f"{name}.safetensors"
+        try:
+            return load_file(path)
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"{path} is damaged ({error}): delete {RESULT} of that trial, and a run with --resume makes both again"
+            ) from error
 
 
 class Picture(NamedTuple):
@@ -47,10 +57,13 @@ class Picture(NamedTuple):
 
     def save(self, folder: Path) -> tuple[Path, ...]:
         """Write it as SVG and as PNG."""
-        paths = tuple(folder / f"{self.name}.{kind}" for kind in ("svg", "png"))
-        for path in paths:
-            self.figure.savefig(path, dpi=DPI)
-        return paths
+        paths = []
+        for kind in ("svg", "png"):
+            drawn = io.BytesIO()
+            self.figure.savefig(drawn, format=kind, dpi=DPI)
+            paths.append(folder / f"{self.name}.{kind}")
+            write_file(paths[-1], drawn.getvalue())
+        return tuple(paths)
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,11 @@ class Experiment(ABC):
     paper: ClassVar[tuple[Reported, ...]] = ()
     retired: ClassVar[Mapping[str, Any]] = {}
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the metrics that results may have. Default: those of the columns."""
+        return tuple(column.metric for column in self.columns)
+
     @classmethod
     def preset(cls, name: str) -> Self:
         """The settings of a preset."""
@@ -87,13 +105,24 @@ class Experiment(ABC):
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> tuple[Self, str]:
         """Settings and preset of a run from its run.json, also of a run that an earlier version began."""
-        settings, preset = record["settings"], record["preset"]
+        settings, preset = record.get("settings"), record.get("preset")
+        if not isinstance(settings, dict) or preset not in PRESETS:
+            raise InputError("its run.json has no settings, or no preset: start a new run without --resume")
         cls.check_retired(settings)
         # Before there was "full", its settings were called "paper".
         if preset == "paper" and "full" in cls.presets and cls.retired.keys() & settings.keys():
             preset = "full"
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: _to_tuple(value) for name, value in settings.items() if name in known}), preset
+        return cls(**cls.check_types(settings)), preset
+
+    @classmethod
+    def check_types(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of this experiment in those read from JSON, with tuples for lists. Refuses other types."""
+        hints, known = get_type_hints(cls), {field.name for field in fields(cls)}
+        found = {name: _to_tuple(value) for name, value in settings.items() if name in known}
+        for name, value in found.items():
+            if not _has_type(value, hints[name]):
+                raise InputError(f"its run.json is damaged: the setting {name} is {value!r:.60}")
+        return found
 
     @classmethod
     def check_retired(cls, settings: Mapping[str, Any]) -> None:
@@ -141,6 +170,17 @@ class Experiment(ABC):
     @classmethod
     def _changes(cls, preset: str) -> Mapping[str, Any]:
         return cls.presets.get(preset, cls.presets["paper"])
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether a value has the type of a setting: a plain type, a Literal, or a tuple of either."""
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_has_type(each, get_args(hint)[0]) for each in value)
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, int | float if hint is float else hint)
 
 
 def _to_tuple(value: Any) -> Any:

@@ -25,6 +25,7 @@ def check_positive(settings: object, *names: str) -> None:
         value = getattr(settings, name)
         if not all(each > 0 for each in (value if isinstance(value, tuple) else (value,))):
             raise InputError(f"{name} must be above 0; given {value!r}")
+        _check_size(name, value)
 
 
 def check_not_negative(settings: object, *names: str) -> None:
@@ -32,6 +33,14 @@ def check_not_negative(settings: object, *names: str) -> None:
     for name in names:
         if not getattr(settings, name) >= 0:
             raise InputError(f"{name} must be at least 0; given {getattr(settings, name)!r}")
+        _check_size(name, getattr(settings, name))
+
+
+def _check_size(name: str, value: object) -> None:
+    """Check that torch can hold a number, or each number of a tuple: its integers have 64 bits."""
+    for each in value if isinstance(value, tuple) else (value,):
+        if isinstance(each, int) and each >= 2**63:
+            raise InputError(f"{name} must be below 2**63; given {each}")
 
 
 def check_choices(name: str, given: Sequence[str], known: Sequence[str]) -> None:

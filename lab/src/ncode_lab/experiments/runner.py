@@ -11,6 +11,7 @@ from ..training import Progress, Result, RunFolder, RunOptions, Trial, TrialCont
 from ..training.devices import start_fabric
 from ..training.environment import command_line, describe_environment, without_machine_paths
 from ..training.files import write_file
+from ..training.trial_context import PRETRAINED
 from .base import Experiment, Finished
 
 
@@ -28,6 +29,7 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     ['figures', 'run.json', 'summary.md', 'trials']
     """
     fabric = start_fabric(options)
+    trials = experiment.trials(options.all_seeds)
     record = {
         **experiment.about(),
         # Columns may depend on settings.
@@ -37,34 +39,46 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
         "options": asdict(options) | {"out": options.out.name},
         "command": command_line(),
         **describe_environment(fabric.device),
+        "trials": [trial.name for trial in trials],
     }
-    trials = experiment.trials(options.all_seeds)
     if folder is None:
         place = RunFolder.create(options.out, experiment.name, record, fabric)
-        place.update(trials=[trial.name for trial in trials])
     else:
         place = RunFolder.open(folder, fabric)
-    progress = Progress(quiet=options.quiet, prints=fabric.is_global_zero)
-    progress.info(f"{experiment.name} --{preset}, {len(trials)} trial{'s' if len(trials) != 1 else ''} in {place.path}")
-    finished = []
-    for trial in trials:
-        result = place.result(trial.name)
-        if result is None:
-            context = TrialContext(fabric, place.trial(trial.name), trial, options, progress)
-            place.write_result(trial.name, _run_trial(experiment, trial, context, record))
+    with place:
+        progress = Progress(quiet=options.quiet, prints=fabric.is_global_zero)
+        count = f"{len(trials)} trial{'s' if len(trials) != 1 else ''}"
+        progress.info(f"{experiment.name} --{preset}, {count} in {place.path}")
+        finished = []
+        for trial in trials:
             result = place.result(trial.name)
-        assert result is not None
-        finished.append(Finished(trial, result, place.trial(trial.name)))
-    if fabric.is_global_zero:
-        pictures = experiment.figures(finished)
-        for picture in pictures:
-            picture.save(place.figures)
-        place.update(figures=[{"name": picture.name, "caption": picture.caption} for picture in pictures])
-        summary = summary_markdown({**place.record, "finished": True}, [done.result for done in finished])
-        write_file(place.path / "summary.md", summary.encode())
-    fabric.barrier()
-    place.finish()
+            if result is None:
+                context = TrialContext(fabric, place.trial(trial.name), trial, options, progress)
+                place.write_result(trial.name, _run_trial(experiment, trial, context, record))
+                result = place.result(trial.name)
+            elif options.save and _has_unsaved_model(place.trial(trial.name)):
+                progress.warn(f"{trial.name} was finished without --save: its model is not saved")
+            assert result is not None
+            finished.append(Finished(trial, result, place.trial(trial.name)))
+        if fabric.is_global_zero:
+            _draw(experiment, finished, place)
+        fabric.barrier()
+        place.finish()
     return place.path
+
+
+def _has_unsaved_model(trial: Path) -> bool:
+    return (trial / "checkpoints").is_dir() and not (trial / PRETRAINED).is_dir()
+
+
+def _draw(experiment: Experiment, finished: list[Finished], place: RunFolder) -> None:
+    """Write the figures and the summary."""
+    pictures = experiment.figures(finished)
+    for picture in pictures:
+        picture.save(place.figures)
+    place.update(figures=[{"name": picture.name, "caption": picture.caption} for picture in pictures])
+    summary = summary_markdown({**place.record, "finished": True}, [done.result for done in finished])
+    write_file(place.path / "summary.md", summary.encode("utf-8", "replace"))
 
 
 def _run_trial(experiment: Experiment, trial: Trial, context: TrialContext, record: dict[str, Any]) -> Result:

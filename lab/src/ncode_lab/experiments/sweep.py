@@ -13,9 +13,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ncode import InputError
 from ncode.errors import check_choice
 
+from ..limits import DATA_LIMIT, read_bytes
 from ..report import gather
 from ..training import RunOptions
-from ..training.files import explain_os_errors, to_json_value, write_json
+from ..training.files import check_file_name, explain_os_errors, to_json_value, write_json
+from ..training.lock import FolderLock
 from ..training.run_folder import find_unfinished, read_record
 from .base import Experiment
 from .runner import run
@@ -42,6 +44,13 @@ class SweepOptions:
     minutes: int = 240
     """Slurm's time limit per point."""
 
+    def __post_init__(self) -> None:
+        for name in ("workers", "minutes"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1; given {getattr(self, name)}")
+        if self.name is not None:
+            check_file_name("name", self.name)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep(SweepOptions):
@@ -53,7 +62,10 @@ class Sweep(SweepOptions):
     options: RunOptions = field(default_factory=RunOptions)  # of each point; the sweep's folder goes to `options.out`
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         object.__setattr__(self, "metric", self.metric or self.base.columns[0].metric)
+        known = [metric for point in self.points() for metric in replace(self.base, **point).metrics]
+        check_choice("metric", self.metric, dict.fromkeys(known))
 
     @property
     def folder(self) -> Path:
@@ -72,16 +84,26 @@ class Sweep(SweepOptions):
         return json.dumps(to_json_value(about), sort_keys=True)
 
 
-def sweep(plan: Sweep) -> str:
-    """Run every point that has no value yet, and return the table of all.
+def sweep(plan: Sweep) -> tuple[str, int]:
+    """Run every point that has no value yet. Returns the table of all points, and the number of those with a value.
 
     A point that fails does not stop the others; running the same sweep again repeats it.
     """
-    journal = plan.folder / "values.json"
     with explain_os_errors(plan.folder):
         plan.folder.mkdir(parents=True, exist_ok=True)
-        written = json.loads(journal.read_text(encoding="utf-8")) if journal.is_file() else {}
-    values: dict[str, float] = {key: value for key, value in written.items() if value is not None}  # null: not finite
+        lock = FolderLock.acquire(plan.folder)
+    if lock is None:
+        raise InputError(f"another process is running the sweep in {plan.folder}: wait for it, or stop it first")
+    try:
+        values = _complete(plan, plan.folder / "values.json")
+        return _table(plan, values), sum(plan.key(point) in values for point in plan.points())
+    finally:
+        lock.release()
+
+
+def _complete(plan: Sweep, journal: Path) -> dict[str, float]:
+    """Run the points without a value, write each value to the journal, and return all of them."""
+    values = _read_values(journal)
     todo = [(number, point) for number, point in enumerate(plan.points()) if plan.key(point) not in values]
     for point, outcome in _run_points(plan, todo):
         if isinstance(outcome, Exception):
@@ -90,7 +112,35 @@ def sweep(plan: Sweep) -> str:
         else:
             values[plan.key(point)] = outcome
             write_json(journal, values)
-    return _table(plan, values)
+    return values
+
+
+def _read_values(journal: Path) -> dict[str, float]:
+    """The values of a journal. Damaged entries are left out, with a warning, so that their points run again.
+
+    A journal has one entry per line, so that a torn or overwritten line costs no other.
+    """
+    if not journal.is_file():
+        return {}
+    with explain_os_errors(journal):
+        lines = [line.strip() for line in read_bytes(journal, DATA_LIMIT).splitlines()]
+    values, damaged = {}, 0
+    for line, following in itertools.zip_longest(lines, lines[1:]):
+        if line in (b"{", b"}", b"{}"):
+            continue
+        try:
+            # Otherwise the line may be torn, and its number may have lost digits.
+            if not line.endswith(b",") and following != b"}":
+                raise ValueError("neither another entry nor the end follows")
+            ((key, value),) = json.loads(b"{" + line.removesuffix(b",") + b"}").items()
+            # Null stands for a value that was not finite.
+            values |= {} if value is None else {key: float(value)}
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            damaged += 1
+    if damaged:
+        lost = f"{damaged} damaged line{'s' if damaged > 1 else ''} left out"
+        print(f"{journal}: {lost}; points without a value run again", flush=True)
+    return values
 
 
 def run_point(plan: Sweep, number: int, point: Point) -> float:
@@ -105,12 +155,14 @@ def run_point(plan: Sweep, number: int, point: Point) -> float:
 
 def _unfinished(out: Path, experiment: Experiment, options: RunOptions) -> Path | None:
     """An unfinished run of the same settings and seeds: another grid may have left one of other settings."""
-    path = find_unfinished(out, experiment.name)
-    if path is None:
+    try:
+        path = find_unfinished(out, experiment.name)
+        record = {} if path is None else read_record(path)
+    except InputError:  # a damaged record: the point runs anew
         return None
-    record = read_record(path)
-    before = record["settings"], record["options"]["seed"], record["options"]["seeds"]
-    return path if before == (to_json_value(experiment), options.seed, options.seeds) else None
+    before = record.get("options")
+    same = isinstance(before, dict) and all(before.get(name) == getattr(options, name) for name in ("seed", "seeds"))
+    return path if same and record.get("settings") == to_json_value(experiment) else None
 
 
 def _run_points(plan: Sweep, todo: Sequence[tuple[int, Point]]) -> Iterator[tuple[Point, float | Exception]]:
@@ -162,7 +214,11 @@ def read_grid(kind: type[Experiment], arguments: Sequence[str]) -> dict[str, tup
         if not equals or not values:
             raise InputError(f"a part of the grid is SETTING=VALUE,VALUE; given {argument!r}")
         name = check_choice("setting", name.replace("-", "_"), known)
+        if name in grid:
+            raise InputError(f"the grid has {name} twice: give all of its values at once, {name}=VALUE,VALUE")
         grid[name] = tuple(_read_value(name, value, hints[name]) for value in values.split(","))
+        if len(set(grid[name])) < len(grid[name]):
+            raise InputError(f"the values of {name} must differ; given {values}")
     return grid
 
 

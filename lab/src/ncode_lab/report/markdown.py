@@ -96,7 +96,8 @@ def summary_markdown(record: Mapping[str, Any], results: Sequence[Result]) -> st
     """
     notes: list[str] = []
     columns, paper = read_columns(record, notes)
-    total = len(record.get("trials") or [])
+    trials = record.get("trials")
+    total = len(trials) if isinstance(trials, list) else 0
     # The summary is written before the run is marked as finished, so the record says nothing about that.
     if len(results) < total:
         notes.append(f"This run has not finished. Finished trials: {len(results)} of {total}.")
@@ -123,6 +124,7 @@ def _environment(record: Mapping[str, Any], results: Sequence[Result]) -> str:
     pairs = {key: record[key] for key in ("preset", "device", "commit", "started") if record.get(key)}
     if results:
         pairs["time"] = format_seconds(sum(result.seconds for result in results))
-    pairs |= record.get("versions") or {}
+    versions = record.get("versions")
+    pairs |= versions if isinstance(versions, dict) else {}
     lines = [f"- {escape(str(key))}: {escape(str(value))}" for key, value in pairs.items()]
     return "\n".join(["## Environment", "", *lines]) if lines else ""

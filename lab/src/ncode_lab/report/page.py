@@ -57,7 +57,7 @@ def write_report(
     with tempfile.TemporaryDirectory() as folder:
         found = gather(runs, about)
         if redraw is not None:
-            found = [run if run.drawings else replace(run, drawings=tuple(redraw(run, Path(folder)))) for run in found]
+            found = [run if run.drawings else _redrawn(run, redraw, Path(folder)) for run in found]
         page = render(found)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +66,14 @@ def write_report(
     except OSError as error:
         raise InputError(f"the report cannot be written to {out}: {error.strerror or error}") from error
     return out
+
+
+def _redrawn(run: Run, redraw: Callable[[Run, Path], Sequence[Drawing]], folder: Path) -> Run:
+    try:
+        return replace(run, drawings=tuple(redraw(run, folder)))
+    except Exception as error:  # results may hold anything: curves of unequal lengths, settings that are missing
+        fault = f"The figures cannot be drawn from these results: {type(error).__name__}: {error}."
+        return replace(run, notes=(*run.notes, fault))
 
 
 def render(runs: Sequence[Run]) -> str:

@@ -11,9 +11,12 @@ from typing import NamedTuple
 
 from ncode import InputError
 
+from ..limits import TEXT_LIMIT, read_bytes
+
 # An SVG of many points grows without bound, and looks no better than a PNG.
 LARGEST_SVG = 1_500_000
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
+SHORTEST_PNG = 8 + 25 + 12  # bytes of the signature, the header and the end
 # Pixels of a browser per unit of an SVG's width and height.
 PIXELS = {"": 1.0, "px": 1.0, "pt": 96 / 72, "in": 96.0, "cm": 96 / 2.54, "mm": 96 / 25.4}
 
@@ -37,13 +40,14 @@ def embed(files: Sequence[Path]) -> Embedded:
     for path in small or files:
         try:
             return _embed_svg(path) if path.suffix == ".svg" else _embed_png(path)
-        except (OSError, InputError) as error:
+        # OverflowError, ValueError: a width or height that is no number.
+        except (OSError, InputError, OverflowError, ValueError) as error:
             faults.append(f"{path.name} cannot be shown: {error}")
     raise InputError("; ".join(faults) or "it has no file")
 
 
 def _embed_svg(path: Path) -> Embedded:
-    data = path.read_bytes()
+    data = read_bytes(path, TEXT_LIMIT)
     root = re.search(rb"<svg\b[^>]*>", data)
     if root is None or not data.rstrip().endswith(b"</svg>"):
         raise InputError("it is not a complete SVG")
@@ -60,8 +64,9 @@ def _svg_length(root: str, name: str) -> int:
 
 def _embed_png(path: Path) -> Embedded:
     """Embed at the size on paper, if the file states its resolution."""
-    data = path.read_bytes()
-    if not data.startswith(SIGNATURE) or not data.rstrip().endswith(b"IEND\xaeB`\x82"):
+    data = read_bytes(path, TEXT_LIMIT)
+    begins = data.startswith(SIGNATURE) and data[12:16] == b"IHDR" and len(data) >= SHORTEST_PNG
+    if not begins or not data.rstrip().endswith(b"IEND\xaeB`\x82"):
         raise InputError("it is not a complete PNG")
     width, height = struct.unpack(">II", data[16:24])
     at = data.find(b"pHYs", 0, data.find(b"IDAT"))

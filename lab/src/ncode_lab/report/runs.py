@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -20,6 +21,8 @@ OLD_TITLES = {
     "evaluations an episode": "evaluations per episode",
     "seconds an epoch": "seconds per epoch",
 }
+
+MAX_DIGITS = 20  # after the decimal point of a column
 
 Line = TypeVar("Line", Column, Reported)
 
@@ -171,7 +174,8 @@ def _find_drawings(folder: Path, record: Mapping[str, Any], notes: list[str]) ->
     found: dict[str, list[Path]] = {}
     for suffix in ("svg", "png"):
         for path in sorted(folder.glob(f"figures/*.{suffix}")):
-            found.setdefault(path.stem, []).append(path)
+            if path.is_file():
+                found.setdefault(path.stem, []).append(path)
     listed = record.get("figures")
     captions: dict[str, str] = {}
     for figure in listed if isinstance(listed, list) else []:
@@ -241,7 +245,8 @@ def sort_results(results: Sequence[Result], models: Sequence[str]) -> list[Resul
     """
 
     def padded(value: object) -> str:
-        return f"{value:020.6f}" if isinstance(value, int | float) else str(value)  # 10 after 2
+        number = isinstance(value, int | float) and abs(value) <= sys.float_info.max
+        return f"{value:020.6f}" if number else str(value)  # 10 after 2
 
     def place(model: str) -> int:
         return models.index(model) if model in models else len(models)
@@ -277,7 +282,14 @@ def _read_line(kind: type[Line], item: Any) -> Line:
     except TypeError as error:
         raise InputError(f"{item!r:.60} is no {kind.__name__}: {error}") from error
     for name, value in line._asdict().items():
-        expected = int if name == "digits" else int | float if name in ("scale", "value") else str
-        if not isinstance(value, expected):
+        if not _fits(name, value):
             raise InputError(f"{item!r:.80} is no {kind.__name__}: its {name} is {value!r:.60}")
     return line
+
+
+def _fits(name: str, value: object) -> bool:
+    if name == "digits":
+        return isinstance(value, int) and 0 <= value <= MAX_DIGITS
+    if name in ("scale", "value"):
+        return isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    return isinstance(value, str)

@@ -145,15 +145,24 @@ def format_mean(values: Sequence[float], column: Column, seeds: int) -> str:
     >>> format_mean([0.25], column, 1), format_mean([0.25, math.inf], column, 2)
     ('25.0', 'not finite')
     """
-    finite = all(map(math.isfinite, values))
-    mean = statistics.fmean(values) * column.scale if finite else math.nan
+    mean, spread = _mean_and_spread(values, column.scale)
     text = format_number(mean, column.digits)
-    if finite and len(values) > 1:
-        spread = abs(statistics.stdev(values) * column.scale)
+    if math.isfinite(mean) and len(values) > 1:
         # Next to a mean without a power of ten, a spread of 0.00 is clear.
         plain = (mean == 0 or _is_plain(mean, column.digits)) and spread < LARGE
         text += f" ± {spread:.{column.digits}f}" if plain else f" ± {format_number(spread, column.digits)}"
     return text if len(values) == seeds else f"{text} ({len(values)} of {seeds})"
+
+
+def _mean_and_spread(values: Sequence[float], scale: float) -> tuple[float, float]:
+    """Mean and standard deviation; nan if a value or a sum is not finite. The deviation of one value is 0."""
+    try:
+        if all(map(math.isfinite, values)):
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            return statistics.fmean(values) * scale, abs(spread * scale)
+    except OverflowError:
+        pass
+    return math.nan, math.nan
 
 
 def format_number(value: float, digits: int = 2) -> str:

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +18,8 @@ from torch import Tensor
 
 from ncode.errors import check_choice
 
-from .files import explain_os_errors, sync_folder, write_synced
+from ..limits import CHECKPOINT_LIMIT, TEXT_LIMIT, read_bytes
+from .files import explain_os_errors, remove_folder, remove_leftovers, replace_folder
 
 WEIGHTS, STATE, MANIFEST = "weights.safetensors", "state.pt", "manifest.json"
 CHECKPOINTS_KEPT = 2
@@ -47,31 +47,20 @@ class Checkpoints:
     def write(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, then remove all but the last two. If writing fails, earlier ones stay untouched."""
         target = self.folder / f"step-{checkpoint.step:06d}"
-        temporary = self.folder / f".{target.name}.{os.getpid()}.tmp"
         contents = _pack(checkpoint)
         with explain_os_errors(target):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            try:
-                temporary.mkdir()
+            with replace_folder(target) as temporary:
                 for name, content in contents.items():
-                    write_synced(temporary / name, content)
-                sync_folder(temporary)
-                self._remove(target)
-                os.rename(temporary, target)
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
-            sync_folder(self.folder)
-            for old in self._paths()[:-CHECKPOINTS_KEPT]:
-                self._remove(old)
+                    (temporary / name).write_bytes(content)
+            for old in checkpoint_paths(self.folder)[:-CHECKPOINTS_KEPT]:
+                remove_folder(old)
 
     def load(self) -> Checkpoint | None:
         """Load the newest undamaged checkpoint; None if there is none. Removes what interrupted writes left behind."""
         if not self.folder.is_dir():
             return None
-        for leftover in self.folder.glob(".*.tmp"):
-            shutil.rmtree(leftover, ignore_errors=True)
-        for path in reversed(self._paths()):
+        remove_leftovers(self.folder)
+        for path in reversed(checkpoint_paths(self.folder)):
             try:
                 return read_checkpoint(path)
             except DamagedCheckpoint as reason:
@@ -81,17 +70,11 @@ class Checkpoints:
                 self._warn(f"the checkpoint {path} is damaged ({reason}): now {renamed.name}, and the previous is used")
         return None
 
-    def _paths(self) -> list[Path]:
-        """The checkpoints in place, oldest first."""
-        found = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-        return [path for _, path in sorted(found)]
 
-    def _remove(self, path: Path) -> None:
-        # Renamed first, so that a half-removed checkpoint is not mistaken for a damaged one.
-        with suppress(FileNotFoundError):
-            leftover = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
-            os.rename(path, leftover)
-            shutil.rmtree(leftover, ignore_errors=True)
+def checkpoint_paths(folder: Path) -> list[Path]:
+    """The checkpoints in a folder, oldest first."""
+    found = [(int(match[1]), path) for path in folder.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
 
 
 class DamagedCheckpoint(Exception):
@@ -114,20 +97,24 @@ def read_checkpoint(path: Path) -> Checkpoint:
     from safetensors.torch import load
 
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = json.loads(read_bytes(path / MANIFEST, TEXT_LIMIT).decode("utf-8"))
         checksums, step = dict(manifest["sha256"]), int(manifest["step"])
-        contents = {name: (path / name).read_bytes() for name in (WEIGHTS, STATE)}
+        contents = {name: read_bytes(path / name, CHECKPOINT_LIMIT) for name in (WEIGHTS, STATE)}
     except FileNotFoundError as error:
         raise DamagedCheckpoint(f"{Path(error.filename).name} is missing") from error
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError) as error:
         raise DamagedCheckpoint(f"{MANIFEST} cannot be read: {error}") from error
     for name, content in contents.items():
         if hashlib.sha256(content).hexdigest() != checksums.get(name):
             raise DamagedCheckpoint(f"the checksum of {name} is wrong")
-    state = torch.load(io.BytesIO(contents[STATE]), map_location="cpu", weights_only=True)
-    if state.pop("step") != step:
+    try:
+        state = torch.load(io.BytesIO(contents[STATE]), map_location="cpu", weights_only=True)
+        weights = load(contents[WEIGHTS])
+    except Exception as error:  # right checksums of odd content: an unpickler can raise anything
+        raise DamagedCheckpoint(f"its content cannot be read: {error}") from error
+    if not isinstance(state, dict) or state.pop("step", None) != step:
         raise DamagedCheckpoint(f"{MANIFEST} and {STATE} are from different steps")
-    return Checkpoint(step, load(contents[WEIGHTS]), state)
+    return Checkpoint(step, weights, state)
 
 
 class BestWeights:

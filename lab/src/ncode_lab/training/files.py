@@ -1,10 +1,12 @@
-"""Crash-safe files: each is written under a temporary name and then renamed, so it is complete or absent."""
+"""Crash-safe files and folders: written under a temporary name and then renamed, so they are complete or absent."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, is_dataclass
@@ -13,6 +15,7 @@ from typing import Any
 
 from ncode import InputError
 
+from ..limits import TEXT_LIMIT, read_bytes
 from .errors import RunError
 
 
@@ -26,24 +29,70 @@ def replace_file(path: Path, content: bytes) -> None:
     """Write a file atomically: a reader sees the old content or the new one, even after a crash."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        write_synced(temporary, content)
+        temporary.write_bytes(content)
+        # On the disk before its new name is, so that after a crash the name does not stand for an empty file.
+        _sync(temporary)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):
             temporary.unlink()
         raise
-    sync_folder(path.parent)
+    _sync_folder(path.parent)
 
 
-def write_json(path: Path, value: Any) -> None:
+@contextmanager
+def replace_folder(path: Path) -> Iterator[Path]:
+    """Replace a folder by the temporary one that the block fills. If the block fails, nothing is left of it.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as parent:
+    ...     with replace_folder(Path(parent) / "model") as folder:
+    ...         _ = (folder / "config.json").write_text("{}")
+    ...     [str(file.relative_to(parent)) for file in Path(parent).rglob("*.json")]
+    ['model/config.json']
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for file in temporary.iterdir():
+            _sync(file)
+        _sync_folder(temporary)
+        remove_folder(path)
+        os.rename(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder. Renamed first: a folder that is removed only in part keeps the name of a temporary one."""
+    with suppress(FileNotFoundError):
+        leftover = path.with_name(f".{path.name}.{os.getpid()}.old.tmp")
+        os.rename(path, leftover)
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove the temporary files and folders that killed processes left anywhere in a folder."""
+    for leftover in list(folder.rglob(".*.tmp")):
+        if leftover.is_dir() and not leftover.is_symlink():
+            shutil.rmtree(leftover, ignore_errors=True)
+        else:
+            leftover.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any, sort: bool = False) -> None:
     """Write a value as strict JSON, atomically: see `json_text`."""
-    write_file(path, json_text(value).encode())
+    # Half a surrogate pair, which UTF-8 cannot hold, becomes its JSON escape.
+    write_file(path, json_text(value, sort).encode("utf-8", "backslashreplace"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; an `InputError` says what is wrong with it."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_bytes(path, TEXT_LIMIT).decode("utf-8"))
     except FileNotFoundError as error:
         raise InputError(f"{path.name} is missing") from error
     # RecursionError: endlessly nested brackets are damage too.
@@ -54,24 +103,35 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_synced(path: Path, content: bytes) -> None:
-    """Write a file and wait until it is on the disk, so that a later rename cannot overtake it."""
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+def check_file_name(what: str, name: str) -> str:
+    """Return a name that may be the name of a file or folder; refuse one that could lead elsewhere, such as "../x".
+
+    >>> check_file_name("experiment", "annuli")
+    'annuli'
+    >>> check_file_name("experiment", "../results")
+    Traceback (most recent call last):
+    ncode.errors.InputError: the experiment '../results' cannot be the name of a folder: ...
+    """
+    if not re.fullmatch(r"\w[\w.=+ -]*", name) or len(name.encode("utf-8", "replace")) > 200:
+        raise InputError(
+            f"the {what} {name!r:.80} cannot be the name of a folder: letters, digits and . = + - _ were expected, at"
+            " most 200, the first a letter or a digit"
+        )
+    return name
 
 
-def sync_folder(folder: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    # Windows cannot open a folder.
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """Wait until a file or the names in a folder are on the disk."""
+    handle = os.open(path, os.O_RDWR if path.is_file() else os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":  # Windows cannot open a folder
+        _sync(folder)
 
 
 @contextmanager

@@ -7,6 +7,8 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
@@ -14,12 +16,12 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from ncode import InputError
+from ncode import InputError, SolveError
 
 from .checkpoint import BestWeights, Checkpoint, Checkpoints
 from .devices import broadcast, derive_seed, seed_step, shard_batch
 from .engine import Engine, LossBuffer
-from .errors import RunError, Stopped
+from .errors import RunError, Stopped, solve_failed
 from .progress import TensorBoardLog
 from .task import Loss, Task
 
@@ -131,17 +133,29 @@ class _Loop:
         return self.step == self.task.steps
 
     def _take_step(self) -> None:
-        batch = self._batch()
-        try:
+        batch, step = self._batch(), self.step + 1
+        with self._explained(f"in step {step} of {self.task.steps}", step):
             self._engine.step(batch, self._add_loss)
+        self.step = step
+
+    @contextmanager
+    def _explained(self, where: str, step: int) -> Iterator[None]:
+        """Turn errors that training has caused into a `RunError`; note in others where they occurred."""
+        try:
+            yield
         except RunError:
             raise
         except Exception as error:
-            # A loss that was not finite a few steps earlier is the likely cause, and the better message.
-            self._losses.check(self.step + 1)
-            error.add_note(f"in step {self.step + 1} of {self.task.steps}")
+            # Losses or weights that were not finite before are the likely cause, and the better message.
+            self._losses.check(step)
+            self._check_weights()
+            if isinstance(error, SolveError):
+                raise solve_failed(error, where) from error
+            if isinstance(error, InputError) and self.step:
+                # The first step has worked with the same inputs: what has changed are the weights.
+                raise RunError(f"{error}; this happened {where}: try a smaller learning rate") from error
+            error.add_note(where)
             raise
-        self.step += 1
 
     def _add_loss(self, loss: Loss) -> None:
         self._losses.add(loss)
@@ -190,7 +204,8 @@ class _Loop:
         if self.fabric.is_global_zero:
             self.model.eval()
             seed_step(*self._key, "evaluation", self.step)
-            with torch.no_grad(), self.fabric.autocast():
+            where = self._explained(f"in the evaluation after step {self.step}", self.step)
+            with where, torch.no_grad(), self.fabric.autocast():
                 values = {name: float(value) for name, value in self.task.evaluate(self.model).items()}
             self.model.train()
         self.evaluation = broadcast(values, self.fabric)
@@ -231,15 +246,19 @@ class _Loop:
         if not self.fabric.is_global_zero or self._saved_step == self.step:
             return
         self._losses.check(self.step)
+        self._check_weights()
         weights, state = self._engine.weights(), self._engine.state()
-        for name, _ in self.model.named_parameters():
-            if not torch.isfinite(weights[name]).all():
-                raise RunError(f"{name} is not finite after step {self.step}: try a smaller learning rate")
         state |= {"evaluation": self.evaluation, "seconds": self.clock.seconds}
         if self._best is not None and not self._at_end:
             state["best"] = self._best.state
+        self.log.sync()
         self.checkpoints.write(Checkpoint(self.step, weights, state))
         self._saved_step, self._saved_at = self.step, time.monotonic()
+
+    def _check_weights(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            if not torch.isfinite(parameter).all():
+                raise RunError(f"{name} is not finite after step {self.step}: try a smaller learning rate")
 
     def _restore(self) -> None:
         # Read by one process, so that all continue from the same checkpoint.
@@ -257,13 +276,14 @@ class _Loop:
             )
         try:
             self._engine.load(checkpoint.weights, checkpoint.state)
-        except (RuntimeError, ValueError) as error:
+            self.evaluation, self._saved_step = dict(checkpoint.state["evaluation"]), checkpoint.step
+            # Absent from checkpoints written before the clock existed.
+            self.clock.resume(float(checkpoint.state.get("seconds", 0.0)))
+            if self._best is not None:
+                self._best.state = checkpoint.state.get("best")
+        # What the state holds may be anything, and torch's optimisers do not check it.
+        except (RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise InputError(
                 f"the checkpoint in {self.checkpoints.folder} does not fit the model: resume with the settings of the"
-                f" original run, or start a new one without --resume ({error})"
+                f" original run, or start a new one without --resume ({type(error).__name__}: {error})"
             ) from error
-        self.evaluation, self._saved_step = checkpoint.state["evaluation"], checkpoint.step
-        # Absent from checkpoints written before the clock existed.
-        self.clock.resume(checkpoint.state.get("seconds", 0.0))
-        if self._best is not None:
-            self._best.state = checkpoint.state.get("best")

@@ -11,6 +11,7 @@ from ncode.errors import check_choice
 
 Device = Literal["auto", "cpu", "cuda"]
 Precision = Literal["32", "bf16", "16", "64"]
+MAX_SEEDS = 100_000
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class RunOptions:
     tensorboard: bool = False
     """Also write the metrics for TensorBoard."""
     save: bool = False
-    """Save each trained model as a folder that `from_pretrained` reads."""
+    """Save each trained model in the folder pretrained/ of its trial, which
+    `from_pretrained(folder, allow_imports=["ncode_lab"])` reads."""
     save_every: int = 0
     """Steps between two checkpoints. 0: every 30 seconds, and at the end."""
 
@@ -51,10 +53,17 @@ class RunOptions:
         object.__setattr__(self, "out", Path(self.out))
         check_choice("device", self.device, get_args(Device))
         check_choice("precision", self.precision, get_args(Precision))
+        for name in ("resume", "deterministic", "graph", "quiet", "tensorboard", "save"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name} must be True or False; given {getattr(self, name)!r}")
         for name, low in (("seed", 0), ("seeds", 1), ("devices", 1), ("nodes", 1), ("save_every", 0)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise InputError(f"{name} must be a whole number of at least {low}; given {value!r}")
+        if self.seed + self.seeds > 2**63 or self.seeds > MAX_SEEDS:
+            raise InputError(
+                f"there are at most {MAX_SEEDS:,} seeds, below 2**63; given seed={self.seed} and seeds={self.seeds}"
+            )
 
     @property
     def all_seeds(self) -> tuple[int, ...]:

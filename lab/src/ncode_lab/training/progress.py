@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections import defaultdict
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ncode import InputError
 
+from ..limits import DATA_LIMIT, read_bytes
 from .files import explain_os_errors, to_json_value, write_file
 
 if TYPE_CHECKING:
@@ -169,6 +171,12 @@ class MetricsLog:
         with explain_os_errors(self.path), open(self.path, "ab") as file:
             file.write(line.encode() + b"\n")
 
+    def sync(self) -> None:
+        """Wait until all lines are on the disk: a checkpoint must not outlive the lines before it."""
+        if self.writes and self.path.is_file():
+            with explain_os_errors(self.path), open(self.path, "ab") as file:
+                os.fsync(file.fileno())
+
     def cut(self, fit: str, step: int) -> None:
         """Remove what a fit wrote after a step, and a line that a killed process left incomplete."""
         if not self.writes or not self.path.is_file():
@@ -193,15 +201,21 @@ class MetricsLog:
 
     def _read(self) -> list[dict[str, Any]]:
         found = []
-        for text in self.path.read_bytes().splitlines():
+        for text in read_bytes(self.path, DATA_LIMIT).splitlines():
             try:
                 line = json.loads(text)
-            except ValueError:
-                # Only the last line can be incomplete.
-                continue
-            if isinstance(line, dict) and {"fit", "step", "kind"} <= line.keys():
+            except (ValueError, RecursionError):
+                continue  # torn by a crash, or damaged
+            if _is_line(line):
                 found.append(line)
         return found
+
+
+def _is_line(line: Any) -> bool:
+    kinds = {"fit": str, "kind": str, "step": int}
+    if not isinstance(line, dict) or not kinds.keys() <= line.keys():
+        return False
+    return all(isinstance(value, kinds.get(name, int | float | None)) for name, value in line.items())
 
 
 def _thin(lines: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
@@ -215,14 +229,18 @@ class TensorBoardLog:
     """Writes metrics for TensorBoard; `done` steps of earlier processes stay, what they wrote after is hidden."""
 
     def __init__(self, folder: Path, done: int = 0):
-        self._writer = import_summary_writer()(str(folder), purge_step=done + 1 if done else None)
+        self._folder = folder
+        with explain_os_errors(folder):
+            self._writer = import_summary_writer()(str(folder), purge_step=done + 1 if done else None)
 
     def write(self, step: int, kind: str, values: dict[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(f"{kind}/{name}", value, step)
+        with explain_os_errors(self._folder):
+            for name, value in values.items():
+                self._writer.add_scalar(f"{kind}/{name}", value, step)
 
     def close(self) -> None:
-        self._writer.close()
+        with explain_os_errors(self._folder):
+            self._writer.close()
 
 
 def import_summary_writer() -> Any:

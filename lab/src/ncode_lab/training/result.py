@@ -89,16 +89,30 @@ class Result:
         for name, value in known.items():
             if not isinstance(value, int | float if types[name] is float else types[name]):
                 raise InputError(f"not a result: {name} is {value!r:.60}")
-        metrics, curves = data["metrics"], data.get("curves", {})
-        for kind, named in ((int | float | None, metrics), (list, curves)):
-            for name, value in named.items():
-                if not isinstance(value, kind):
-                    raise InputError(f"not a result: {name} is {value!r:.60}")
-        known["metrics"] = {name: math.nan if value is None else float(value) for name, value in metrics.items()}
-        known["curves"] = {
-            name: [math.nan if each is None else each for each in curve] for name, curve in curves.items()
-        }
+        known["seconds"] = _number("seconds", data["seconds"])
+        known["metrics"] = {name: _number(name, value) for name, value in data["metrics"].items()}
+        known["curves"] = {name: _curve(name, values) for name, values in data.get("curves", {}).items()}
         return cls(**known)
+
+
+def _curve(name: str, values: Any) -> list[float]:
+    if not isinstance(values, list):
+        raise InputError(f"not a result: {name} is {values!r:.60}")
+    numbers = [_number(name, value) for value in values]
+    # Steps stay integers.
+    return [value if isinstance(value, int) else number for value, number in zip(values, numbers, strict=True)]
+
+
+def _number(name: str, value: Any) -> float:
+    """A number that JSON holds; null stands for nan."""
+    if value is None:
+        return math.nan
+    try:
+        if isinstance(value, int | float):
+            return float(value)
+    except OverflowError:
+        pass
+    raise InputError(f"not a result: {name} is {value!r:.60}")
 
 
 class Column(NamedTuple):

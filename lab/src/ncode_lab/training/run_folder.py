@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from ncode import InputError
 
 from .devices import broadcast
-from .files import explain_os_errors, read_json, to_json_value, write_json
+from .files import explain_os_errors, read_json, remove_leftovers, to_json_value, write_json
+from .lock import FolderLock, is_locked
 from .result import Result
-
-try:
-    import fcntl
-except ImportError:  # Windows has none: there, the user must see to it that each folder has one process.
-    fcntl = None
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
 
-RECORD, RESULT, LOCK = "run.json", "result.json", ".lock"
+RECORD, RESULT = "run.json", "result.json"
+SEQUENCE = "sequence"  # in run.json: counts the runs of an experiment, whatever the clock says
 _STAMP = re.compile(r"(\d{4}-\d{2}-\d{2}-\d{6})(?:-(\d+))?")
-_lock_handles: dict[Path, int] = {}
 
 
 class RunFolder:
     """A run's settings, results, figures and checkpoints.
 
-    Made by `create` or `open`. For a run on several devices, pass its `fabric`: one process then writes, and all get
-    the same values.
+    Made by `create` or `open`, which lock the folder for this process until `finish`, `close` or the end of a `with`
+    block. For a run on several devices, pass its `fabric`: one process then writes, and all get the same values.
 
     Attributes:
         path: The folder.
@@ -42,39 +36,56 @@ class RunFolder:
 
     >>> from tempfile import TemporaryDirectory
     >>> out = TemporaryDirectory()
-    >>> folder = RunFolder.create(out.name, "annuli", {"preset": "quick"})
-    >>> folder.update(columns=["error"])
-    >>> RunFolder.open(folder.path).record["columns"]
+    >>> with RunFolder.create(out.name, "annuli", {"preset": "quick"}) as folder:
+    ...     folder.update(columns=["error"])
+    >>> with RunFolder.open(folder.path) as folder:
+    ...     folder.record["columns"]
     ['error']
-    >>> folder.finish(); out.cleanup()
+    >>> out.cleanup()
     """
 
-    def __init__(self, path: Path, record: dict[str, Any], fabric: Fabric | None = None):
-        self.path, self.record, self._fabric = path, record, fabric
+    def __init__(
+        self, path: Path, record: dict[str, Any], fabric: Fabric | None = None, lock: FolderLock | None = None
+    ):
+        self.path, self.record, self._fabric, self._lock = path, record, fabric, lock
 
     @classmethod
-    def create(
-        cls, out: str | Path, experiment: str, record: Mapping[str, Any], fabric: Fabric | None = None
-    ) -> RunFolder:
+    def create(cls, out: str | Path, experiment: str, record: Mapping[str, Any], fabric: Fabric | None = None) -> Self:
         """Create `out/EXPERIMENT-YYYY-MM-DD-HHMMSS`, with a number appended if that exists."""
-        first = to_json_value({"experiment": experiment, "started": _now(), **record, "finished": None})
-        path = _create_folder(Path(out), experiment) if _writes(fabric) else None
-        folder = cls(broadcast(path, fabric), first, fabric)
-        folder.update()
+        made = _create_folder(Path(out), experiment) if _writes(fabric) else (None, None, None)
+        path, sequence = broadcast(made[:2], fabric)
+        first = {"experiment": experiment, "started": _now(), SEQUENCE: sequence, **record, "finished": None}
+        with ExitStack() as on_error:
+            folder = on_error.enter_context(cls(path, to_json_value(first), fabric, made[2]))
+            folder.update()
+            on_error.pop_all()
         return folder
 
     @classmethod
-    def open(cls, path: str | Path, fabric: Fabric | None = None) -> RunFolder:
+    def open(cls, path: str | Path, fabric: Fabric | None = None) -> Self:
         """Open an existing folder to resume its run."""
-        path = Path(path)
-        record = broadcast(read_record(path) if _writes(fabric) else None, fabric)
+        path, lock = Path(path), None
         if _writes(fabric):
-            if not lock_folder(path):
+            read_record(path)  # or say that this is no run folder, before a file is created there
+            with explain_os_errors(path):
+                lock = FolderLock.acquire(path)
+            if lock is None:
                 raise InputError(f"another process is running in {path}: wait for it, or stop it first")
-            for leftover in path.rglob(".*.tmp"):  # of killed processes; folders are those of checkpoints
-                if leftover.is_file():
-                    leftover.unlink()
-        return cls(path, record, fabric)
+        with ExitStack() as on_error:
+            folder = on_error.enter_context(cls(path, {}, fabric, lock))
+            if _writes(fabric):
+                with explain_os_errors(path):
+                    remove_leftovers(path)
+            # Read again: nobody else changes it any more.
+            folder.record = broadcast(read_record(path) if _writes(fabric) else None, fabric)
+            on_error.pop_all()
+        return folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def figures(self) -> Path:
@@ -90,12 +101,16 @@ class RunFolder:
         self.record = {**self.record, **to_json_value(changes)}
         if _writes(self._fabric):
             write_json(self.path / RECORD, self.record)
-        if self.record["finished"]:
-            unlock_folder(self.path)
 
     def finish(self) -> None:
         """Record when the run finished, and unlock the folder."""
         self.update(finished=_now())
+        self.close()
+
+    def close(self) -> None:
+        """Unlock the folder. The run can then be resumed, also by another process."""
+        if self._lock is not None:
+            self._lock.release()
 
     def result(self, trial: str) -> Result | None:
         """The result of a trial; None if it is not done."""
@@ -116,16 +131,9 @@ class RunFolder:
 
 
 def find_unfinished(out: str | Path, experiment: str) -> Path | None:
-    """Find the newest folder of an experiment that is neither finished nor running. It is not locked."""
-    out, found = Path(out), []
-    for path in out.iterdir() if out.is_dir() else ():
-        stamp = _STAMP.fullmatch(path.name.removeprefix(f"{experiment}-"))
-        # A run that was stopped before it wrote its record cannot be resumed.
-        if stamp and path.name.startswith(experiment) and (path / RECORD).is_file():
-            found.append((stamp[1], int(stamp[2] or 1), path))
-    for _, _, path in sorted(found, reverse=True):
-        if not read_record(path).get("finished") and lock_folder(path):
-            unlock_folder(path)
+    """Find the folder of an experiment's newest run that is neither finished nor running now."""
+    for path in reversed(_run_folders(Path(out), experiment)):
+        if not is_locked(path) and not read_record(path).get("finished"):
             return path
     return None
 
@@ -143,33 +151,6 @@ def read_record(path: str | Path) -> dict[str, Any]:
         ) from error
 
 
-def lock_folder(folder: Path) -> bool:
-    """Lock a folder for this process; False if another running process has locked it.
-
-    The lock ends with the process that holds it, however that ends.
-    """
-    folder = folder.resolve()
-    if fcntl is None or folder in _lock_handles:
-        return True
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(handle)
-        # Any other error: a file system without locks.
-        return error.errno not in (errno.EAGAIN, errno.EACCES)
-    _lock_handles[folder] = handle
-    return True
-
-
-def unlock_folder(folder: Path) -> None:
-    """Unlock a folder that this process has locked."""
-    handle = _lock_handles.pop(folder.resolve(), None)
-    if handle is not None:
-        (folder / LOCK).unlink(missing_ok=True)
-        os.close(handle)
-
-
 def _writes(fabric: Fabric | None) -> bool:
     return fabric is None or fabric.is_global_zero
 
@@ -178,16 +159,40 @@ def _now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def _create_folder(out: Path, experiment: str) -> Path:
+def _run_folders(out: Path, experiment: str) -> list[Path]:
+    """The run folders of an experiment, oldest first."""
+    found = []
+    for path in out.iterdir() if out.is_dir() else ():
+        stamp = _STAMP.fullmatch(path.name.removeprefix(f"{experiment}-"))
+        # A run that was stopped before it wrote its record cannot be resumed.
+        if stamp and path.name.startswith(experiment) and (path / RECORD).is_file():
+            found.append((stamp[1], int(stamp[2] or 1), path))
+    ordered, sequence = [], 0
+    for _, _, path in sorted(found):
+        # Names follow the clock, which may have been set back. Records without a number stay next to their neighbour.
+        sequence = _sequence(path) or sequence
+        ordered.append((sequence, path))
+    return [path for _, path in sorted(ordered, key=lambda item: item[0])]
+
+
+def _sequence(path: Path) -> int:
+    """The number of a run; 0 if its record has none, or is damaged."""
+    with suppress(InputError):
+        number = read_record(path).get(SEQUENCE)
+        return number if isinstance(number, int) else 0
+    return 0
+
+
+def _create_folder(out: Path, experiment: str) -> tuple[Path, int, FolderLock | None]:
     stamp, count = datetime.now().strftime("%Y-%m-%d-%H%M%S"), 1
     with explain_os_errors(out):
         out.mkdir(parents=True, exist_ok=True)
+        sequence = 1 + max(map(_sequence, _run_folders(out, experiment)), default=0)
         path = out / f"{experiment}-{stamp}"
         while True:
             with suppress(FileExistsError):
                 path.mkdir()
-                lock_folder(path)
-                return path
+                return path, sequence, FolderLock.acquire(path)
             count += 1
             path = out / f"{experiment}-{stamp}-{count}"
 

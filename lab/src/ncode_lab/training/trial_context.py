@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from ncode import InputError
+from ncode.block import save_pretrained
 
+from .built_model import BuiltModel
 from .devices import seed_all
-from .files import explain_os_errors, write_file
+from .files import explain_os_errors, replace_folder, write_file
 from .loop import fit
 from .options import RunOptions
 from .progress import MetricsLog, Progress, TrialClock
@@ -20,6 +23,8 @@ from .task import Task
 
 if TYPE_CHECKING:
     from lightning_fabric import Fabric
+
+PRETRAINED = "pretrained"  # the folder of a trial's saved model
 
 
 class TrialContext:
@@ -95,6 +100,27 @@ class TrialContext:
         with explain_os_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         write_file(folder / f"{name}.safetensors", content)
+
+    def save_model(self, model: nn.Module, build: Callable[..., nn.Module] | None = None, **arguments: Any) -> None:
+        """With --save, write a trained model to the trial's folder pretrained/, which `from_pretrained` reads.
+
+        Args:
+            model: The model.
+            build: A function at the top level of a module that builds it, if the library cannot save it by itself.
+            arguments: Arguments of `build`: numbers, strings and dataclasses.
+        """
+        if not self.options.save or not self.fabric.is_global_zero:
+            return
+        from safetensors import SafetensorError
+
+        saved = model if build is None else BuiltModel(build, arguments, model)
+        target = self.folder / PRETRAINED
+        with explain_os_errors(target):
+            try:
+                with replace_folder(target) as temporary:
+                    save_pretrained(saved, temporary)
+            except SafetensorError as error:  # its way to say that the disk is full
+                raise OSError(str(error)) from error
 
     def info(self, text: str) -> None:
         """Print a line, except when quiet."""

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
 from ncode import InputError
-from ncode.block import save_pretrained
 
 from ...data import Points, annuli, stream
 from ...training import Column, Loss, Task, Trial, TrialContext
@@ -99,8 +98,7 @@ class Annuli(Experiment):
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         model = context.fit(Separate(self, trial))
         assert isinstance(model, Classifier)
-        if context.options.save and context.fabric.is_global_zero:
-            save_pretrained(nn.Sequential(model.block, model.read_out), context.folder / "pretrained")
+        context.save_model(nn.Sequential(model.block, model.read_out))
         points = like(draw_points(self, trial.seed, "test"), model)
         context.save_tensors("boundary", **boundary(model, points))
         context.save_tensors("paths", **paths(model, points))

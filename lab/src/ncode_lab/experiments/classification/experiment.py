@@ -138,6 +138,11 @@ class Classification(ClassifierSettings, Experiment):
         check_fraction("label_smoothing", self.label_smoothing)
         check_not_negative(self, "control_cost", "kinetic_cost", "epochs", "batch", "lr", "images", "test_images")
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        more = ("loss", "nfe", "nfe backward", "failed", "failed by dopri5", "best step")
+        return (*super().metrics, *more)
+
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         generated = self.fallback and _load(self.dataset, self.data_dir, fallback=True).generated
         ending = " (generated)" if generated else ""
@@ -155,8 +160,7 @@ class Classification(ClassifierSettings, Experiment):
             task = Classify(self, trial, sets)
             model = context.fit(task)
             assert isinstance(model, ImageClassifier)
-            if context.options.save and context.fabric.is_global_zero:
-                model.save_pretrained(context.folder / "pretrained")
+            context.save_model(model)
             test = sets.test.take(slice(0, self.test_images or None)).to(context.device)
             found = measure(model, test.images, test.labels, self.recipe.batch)
             if trial.model not in ("gamma-alone", *NETWORKS):

@@ -75,6 +75,10 @@ class Autoencode(Scored):
         if self.weights is None:
             object.__setattr__(self, "columns", _columns(OTHER))
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return (*super().metrics, "held-out error")
+
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         model, seconds = self.trained(trial, context)
         train, test = self.sets().to(context.device)

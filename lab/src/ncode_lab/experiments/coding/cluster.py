@@ -34,6 +34,7 @@ CLUSTERS = 10  # also components of the mixture
 NEIGHBOURS = 10  # of an image, in the graph of spectral clustering
 EXAGGERATION = 2.0  # of attraction in t-SNE to the end, which leaves gaps between groups
 MAP_RIDGE = 1e-6  # a map has two dimensions, and many points per component: no regularisation needed
+MAX_THREADS = 256  # more than a system allows would end the process
 Way = Literal["mixture", "map", "wide-map", "k-means", "spectral"]
 WAYS: Mapping[Way, str] = {
     "mixture": "mixture",
@@ -146,6 +147,10 @@ class Cluster(Coding):
         object.__setattr__(self, "columns", _columns(self.ways))
         if self.perplexity < 1:
             raise InputError(f"perplexity must be at least 1; given {self.perplexity:g}")
+        if self.threads > MAX_THREADS:
+            raise InputError(f"threads must be at most {MAX_THREADS}; given {self.threads}")
+        if self.architecture.latent < 2:
+            raise InputError("cluster maps codes to the plane: latent must be at least 2; given 1")
 
     def _check_models(self) -> None:
         if self.models or not self.pixels:

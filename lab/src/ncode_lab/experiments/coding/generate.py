@@ -132,6 +132,14 @@ class Generate(Scored):
         names = OTHER if self.weights is None else FID
         object.__setattr__(self, "columns", _columns(names, self.components, self.protocols, "vae" in self.models))
 
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        names = OTHER if self.weights is None else FID
+        densities = [*map(str, self.components), *(f"width {width}" for width in self.widths)]
+        kinds = [f"{protocol} {density}" for protocol in self.protocols for density in densities]
+        scores = [f"{score} {kind}" for score in (names.frechet, names.kernel, "nearer") for kind in kinds]
+        return (*super().metrics, *scores, f"{names.kernel} prior")
+
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Each model with each seed. Mixtures with more components than codes are refused here, before training."""
         sets = self.sets()

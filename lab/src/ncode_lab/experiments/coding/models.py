@@ -22,6 +22,7 @@ StartSetting = Literal["auto", FlowStart]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 HORIZON = 10.0  # end of the flow
+MAX_GAIN = 8.0
 SPARSITY = 1e-3  # weight of the mean absolute code of sparse
 IMAGE_NOISE = 0.2  # standard deviation of the noise that denoising removes
 
@@ -76,6 +77,11 @@ class AutoencoderSettings:
         for name, known in (("dataset", Dataset), ("norm", NormSetting), ("start", StartSetting)):
             check_choice(name, getattr(self, name), get_args(known))
         check_not_negative(self, "latent", "nonzeros", "gain", "kinetic_cost", "texture", "beta")
+        if self.gain > MAX_GAIN:
+            raise InputError(
+                f"gain must be at most {MAX_GAIN:g}: the code may grow by exp({HORIZON:g} gain), which would overflow;"
+                f" given {self.gain:g}"
+            )
         if not (self.code_noise >= 0 or self.code_noise == -1):
             raise InputError(f"code_noise must be at least 0, or -1; given {self.code_noise!r}")
         numbers = self.architecture

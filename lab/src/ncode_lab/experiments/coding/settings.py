@@ -19,7 +19,7 @@ from ncode.models import Autoencoder
 from ...data import Images, ImageSets, hold_out, load, stream
 from ...precision import tf32
 from ...training import Result, Trial, TrialContext
-from ...training.checkpoint import DamagedCheckpoint, read_checkpoint
+from ...training.checkpoint import DamagedCheckpoint, checkpoint_paths, read_checkpoint
 from ...training.files import read_json
 from ...training.run_folder import read_record
 from ..base import Experiment
@@ -115,13 +115,14 @@ class Coding(AutoencoderSettings, Experiment, ABC):
         settings = read_source(self.source)
         # A run of autoencode has settings of its own, which do not concern us.
         self.check_retired({name: value for name, value in settings.items() if name in Coding.retired})
+        settings |= self.check_types({name: settings[name] for name in _training_settings() if name in settings})
         for name in _training_settings():
             object.__setattr__(self, name, settings.get(name, getattr(self, name)))
         kept = tuple(model for model in self.models if model in settings["models"])
         if not kept:
+            trained = ", ".join(map(str, settings["models"]))
             raise InputError(
-                f"{self.source} has trained {', '.join(settings['models'])}, and none of the requested models,"
-                f" {', '.join(self.models)}"
+                f"{self.source} has trained {trained}, and none of the requested models, {', '.join(self.models)}"
             )
         object.__setattr__(self, "models", kept)
 
@@ -188,11 +189,16 @@ class Coding(AutoencoderSettings, Experiment, ABC):
             with tf32(torch.backends.cudnn.allow_tf32, autotune=not context.options.deterministic):
                 model = context.fit(task)
             assert isinstance(model, Autoencoder)
-            return model, None if task.clock.mean is None else task.clock.mean * task.per_epoch
-        model = build_autoencoder(trial.model, self, trial.seed)
-        load_weights(model, self.source, trial)
-        context.parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
-        return model.to(context.device).eval(), None
+            seconds = None if task.clock.mean is None else task.clock.mean * task.per_epoch
+        else:
+            model, seconds = build_autoencoder(trial.model, self, trial.seed), None
+            load_weights(model, self.source, trial)
+            context.parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
+            model.to(context.device).eval()
+        built_by = {each.name: getattr(self, each.name) for each in fields(AutoencoderSettings)}
+        how = {"kind": trial.model, "settings": AutoencoderSettings(**built_by), "seed": trial.seed}
+        context.save_model(model, build_autoencoder, **how)
+        return model, seconds
 
 
 def _describe(name: str, value: Any) -> str:
@@ -224,9 +230,12 @@ def _load(dataset: str, data_dir: str, fallback: bool, validate: int) -> ImageSe
 def read_source(folder: str | Path) -> dict[str, Any]:
     """The settings of a run of `autoencode`."""
     record = read_record(find_run(folder))
-    if record["experiment"] != "autoencode":
-        raise InputError(f"{folder} is a run of {record['experiment']}: source must be one of autoencode")
-    return record["settings"]
+    if record.get("experiment") != "autoencode":
+        raise InputError(f"{folder} is a run of {record.get('experiment')}: source must be one of autoencode")
+    settings = record.get("settings")
+    if not isinstance(settings, dict) or not isinstance(settings.get("models"), list):
+        raise InputError(f"{folder} has a damaged run.json: it names no models and settings; choose another source")
+    return settings
 
 
 def find_run(folder: str | Path) -> Path:
@@ -246,7 +255,7 @@ def find_run(folder: str | Path) -> Path:
 def load_weights(model: nn.Module, folder: str | Path, trial: Trial) -> None:
     """Load the final weights of the same model and seed from a run, which is left unchanged."""
     place = _find_trial(find_run(folder), trial)
-    steps = sorted((place / "checkpoints" / "model").glob("step-*"), key=lambda path: int(path.name[5:]))
+    steps = checkpoint_paths(place / "checkpoints" / "model")
     if not steps:
         raise InputError(f"{place} has no checkpoint: train the model again with `ncode run autoencode`")
     try:

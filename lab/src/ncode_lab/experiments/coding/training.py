@@ -10,6 +10,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ncode import InputError
 from ncode.models import Autoencoder
 
 from ...data import Images, ImageSets, augment, batch_indices, batches_per_epoch, hold_out
@@ -27,10 +28,14 @@ class Code(Task):
     plateau: HalveOnPlateau | None = None
 
     def __init__(self, settings: Coding, trial: Trial, sets: ImageSets):
+        if len(sets.train) < 4:
+            raise InputError(f"training needs at least 4 images, of which some are held out; given {len(sets.train)}")
         # A fixed seed: every model and every seed is evaluated on the same images.
         self.train, self.held_out = hold_out(sets.train, min(HELD_OUT, len(sets.train) // 4), seed=0)
         self.settings, self.trial, self.clock = settings, trial, StepClock()
         self.batch_size = min(settings.planned_batch(trial.model), len(self.train))
+        if self.batch_size < 2:
+            raise InputError("batches of one image cannot be normalised: choose a --batch of at least 2")
         self.per_epoch = batches_per_epoch(self.batch_size, len(self.train))
         self.steps = settings.planned_epochs * self.per_epoch
         self.evaluate_every = self.per_epoch

@@ -128,6 +128,7 @@ class Memory(Experiment):
         task = Remember(self, trial)
         with few_threads(context.device, trial.about["n"]):
             model = context.fit(task)
+        context.save_model(model, build_memory, **task.arguments)
         if isinstance(model, PlasticMemory) and self._is_drawn(trial):
             shown = task.draw(1, stream(trial.seed, "episode")).to(context.device)
             context.save_tensors("episode", **_episode(model, shown))
@@ -191,7 +192,8 @@ class Remember(Task):
         self.lr = MICONI_LR if trial.model == "lstm-miconi" else settings.lr
         total = settings.episodes if trial.model == "ncode" else settings.rival_episodes
         self.steps = max(1, round(total / settings.batch))
-        self.model: nn.Module = build_memory(trial.model, self.about["n"], scale=SCALE, units=settings.units)
+        self.arguments = {"name": trial.model, "n": self.about["n"], "scale": SCALE, "units": settings.units}
+        self.model: nn.Module = build_memory(**self.arguments)
         self.nfe = evaluations(trial.model, 2 * self.about["patterns"])
         self.device = torch.device("cpu")
 

@@ -73,6 +73,7 @@ class Reflection(Experiment):
         torch.manual_seed(trial.seed)
         block = context.fit(_Reflect(self, trial))
         assert isinstance(block, NCODE)
+        context.save_model(block)
         context.save_tensors("flow", **_flow(block))
         return context.final
 

@@ -100,8 +100,7 @@ class VanDerPol(Experiment):
         task = FitOscillation(self, trial)
         model = context.fit(task)
         assert isinstance(model, Oscillator)
-        if context.options.save:
-            context.info("a model with one or two numbers is not saved as a folder: the result has mu")
+        context.save_model(model)
         context.save_tensors("fit", **_fit(model, task.record))
         mu, true = float(model.mu.detach()), trial.about["mu"]
         return {**score(model, task.record), "mu": mu, "mu error": abs(mu - true) / true}
@@ -163,9 +162,12 @@ class Oscillator(nn.Module):
 
     def __init__(self, model: str, mu: float):
         super().__init__()
-        self.dynamic, field = model == "dynamic", Lienard(mu)
+        self.model, self.dynamic, field = model, model == "dynamic", Lienard(mu)
         controller = ClosedLoop(field.drive, initial="zero") if self.dynamic else Static()
         self.block = NCODE(field, controller, rtol=RTOL, atol=1e-3 * RTOL)
+
+    def config(self) -> dict[str, Any]:
+        return {"model": self.model, "mu": float(self.mu.detach())}
 
     @property
     def mu(self) -> Tensor:
