@@ -20,6 +20,12 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def every_warning():
+    """Torch tells some warnings once per process: which test then fails would depend on the order of tests."""
+    torch.set_warn_always(True)
+
+
 @pytest.fixture(autouse=True)
 def seed():
     """Draw the same random numbers in every run of a test, whichever tests run before it."""

@@ -45,6 +45,42 @@ def test_a_quick_run_writes_what_a_reader_needs(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_quick_comparison_of_the_drop_in_writes_what_a_reader_needs(tmp_path):
+    pytest.importorskip("torchdiffeq")
+    path = tmp_path / "compat.json"
+    arguments = ["--quick", "--only", "small", "--methods", "rk4", "dopri5", "--json", str(path)]
+    command = [sys.executable, "-m", "benchmarks.compat", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads(path.read_text())
+    assert {"command", "seed", "versions", "device_name", "geometric_mean", "worst"} <= set(data)
+    found = {(case["method"], case["grid"], case["gradient"]) for case in data["cases"]}
+    grids, gradients = ("even", "uneven", "event"), ("none", "odeint", "odeint_adjoint")
+    assert found == {(method, grid, it) for method in ("rk4", "dopri5") for grid in grids for it in gradients}
+    for case in data["cases"]:
+        assert sum(case["evaluations"]["ncode"]) == sum(case["evaluations"]["torchdiffeq"])
+        assert min(case["seconds"].values()) > 0
+
+
+@pytest.mark.slow
+def test_a_quick_comparison_of_flows_agrees_with_torchdiffeq(tmp_path):
+    pytest.importorskip("torchdiffeq")
+    path = tmp_path / "cnf.json"
+    command = [sys.executable, "-m", "benchmarks.cnf", "--quick", "--json", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads(path.read_text())
+    assert {"seed", "versions", "device_name", "tolerance"} <= set(data)
+    assert all(problem["command"].startswith("python -m benchmarks.cnf --quick") for problem in data["problems"])
+    assert [problem["field"] for problem in data["problems"]] == ["example", "layers", "time"]
+    for problem in data["problems"]:
+        for row in problem["rows"]:
+            assert row["error_of_bits"] < 1e-3
+            assert row["relative_error_of_gradient"] < 1e-2
+            assert row["largest_error_of_samples"] < 1e-3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["convolutions", "linear-flow", "plastic"])
 def test_a_workload_of_our_own_structure_agrees_with_its_reference(workload, tmp_path):
     path = tmp_path / "bench.json"
@@ -200,8 +236,9 @@ def test_a_wrong_gradient_is_refused_unless_its_workload_reports_it(monkeypatch)
 
 def test_results_name_no_machine_s_folders():
     for file in (ROOT / "results").rglob("*.json"):
-        data = json.loads(file.read_text())
-        for command in (data["command"], *(found["command"] for found in data.get("workloads", {}).values())):
+        commands = re.findall(r'^ *"command": "(.*)"', file.read_text(), re.MULTILINE)
+        assert commands, f"{file.name} does not say which command wrote it"
+        for command in commands:
             assert not re.search(r"(^|\s)/", command), f"{file.name}: {command}"
 
 
@@ -217,3 +254,39 @@ def test_the_readme_says_what_the_results_say():
         [sys.executable, "-m", "benchmarks.summary", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_balanced_batches_records_epochs_and_draws_them(tmp_path):
+    record, plot = tmp_path / "balance.json", tmp_path / "balance.svg"
+    command = [sys.executable, "-m", "benchmarks.balance", "--quick", "--data", "annuli", "--epochs", "2"]
+    command += ["--json", str(record), "--plot", str(plot)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=300, capture_output=True)
+    data = json.loads(record.read_text())
+    (found,) = data["workloads"].values()
+    assert found["command"].startswith("python -m benchmarks.balance --quick")
+    assert {"commit", "seed", "device", "device_name", "versions"} <= set(found)
+    assert len(found["epochs"]) == 2
+    assert {row["ranks"] for row in found["efficiency"]} == {8, 16, 32, 64}
+    assert all(0 < row[kind]["efficiency"] <= 1 for row in found["efficiency"] for kind in ("sum", "largest"))
+    assert plot.read_text().startswith("<?xml")
+
+    # The recorded epochs give the same numbers again.
+    subprocess.run([*command, "--recorded"], cwd=ROOT, check=True, timeout=300, capture_output=True)
+    assert json.loads(record.read_text()) == data
+
+
+@pytest.mark.slow
+def test_events_are_compared_with_solves_that_are_told_when():
+    command = [sys.executable, "-m", "benchmarks.events", "--balls", "20", "--turns", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True)
+    found = json.loads(done.stdout)
+    assert found["error_of_times"] < 1e-8
+    assert found["error_of_gradients"] < 1e-8
+
+
+@pytest.mark.slow
+def test_gradients_of_the_stiff_benchmark_agree_with_differences():
+    command = [sys.executable, "-m", "benchmarks.stiff", "--batch", "2", "--turns", "1", "--ours", "rodas5p", "--peers"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=True)
+    assert json.loads(done.stdout)["rows"]["ncode, rodas5p"]["gradient_error"] < 1e-5

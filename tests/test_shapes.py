@@ -17,7 +17,8 @@ from jaxtyping import TypeCheckError, jaxtyped
 from torch import nn
 
 import ncode
-from ncode.closed_forms import linear_flow
+from ncode import paths
+from ncode.closed_forms import linear_flow, linear_recurrence, piecewise_linear_flow
 from ncode.control import Controller
 from ncode.dynamics import Dynamics
 
@@ -83,7 +84,7 @@ def test_a_solution_has_the_shapes_of_its_annotations(state, dtype, save_at):
 
 
 def test_all_tensors_of_a_solution_are_annotated():
-    assert set(shapes(ncode.Solution)) == {"x", "cost", "ts", "xs", "codes", "t"}
+    assert set(shapes(ncode.Solution)) == {"x", "cost", "ts", "xs", "codes", "t", "steps"}
     assert set(shapes(ncode.Stats)) == {"nfe", "steps", "rejected", "nfe_backward"}
 
 
@@ -129,6 +130,25 @@ def test_a_linear_flow_of_wrong_shapes_is_refused():
         checked(linear_flow)(*arguments)
     with pytest.raises(ncode.InputError):
         linear_flow(*arguments)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_piecewise_linear_flow_has_the_shapes_of_its_annotations(shared):
+    theta, x0, bias = torch.randn(4, 5, 3, 3), torch.randn(4, 3), torch.randn(4, 5, 3)
+    knots = torch.arange(6) if shared else torch.arange(6.0).expand(4, 6)
+    assert checked(piecewise_linear_flow)(theta, x0, knots, bias=bias).shape == (4, 6, 3)
+    assert checked(linear_recurrence)(theta, x0, bias).shape == (4, 6, 3)
+    with pytest.raises(TypeCheckError):
+        checked(piecewise_linear_flow)(theta, x0[:, :2], knots)
+
+
+@pytest.mark.parametrize("make", [paths.constant, paths.linear, paths.hermite, paths.rectilinear])
+@pytest.mark.parametrize("knots", [None, torch.arange(5), torch.arange(5.0).expand(4, 5)])
+def test_a_path_has_the_shapes_of_its_annotations(make, knots):
+    path = checked(make)(torch.randn(4, 5, 2), knots, torch.tensor([5, 1, 2, 3]))
+    assert_shapes_agree(path)
+    with pytest.raises(TypeCheckError):
+        checked(make)(torch.randn(5, 2), knots)
 
 
 class Attraction(Dynamics):

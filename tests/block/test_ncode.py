@@ -104,7 +104,7 @@ def test_a_control_from_outside_that_does_not_fit_is_shown_beside_what_is_wanted
     [
         (torch.ones(4, 3), r"expects a state of shape \(2,\) per sample; given x of shape \(4, 3\)"),
         (torch.ones(4), r"that is \(\) per sample"),
-        (torch.ones(4, 2, dtype=torch.int64), r"use x0\.float\(\)"),
+        (torch.ones(4, 2, dtype=torch.int64), r"use x\.float\(\)"),
         (torch.ones(4, 2, dtype=torch.float64), r"the block is torch\.float32 and x torch\.float64"),
         ([1.0, 2.0], "must be a tensor"),
         (torch.full((4, 2), torch.nan), "not finite"),

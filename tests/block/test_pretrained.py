@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import ncode
-from ncode.block.saving import from_data, to_data
+from ncode.block.config import from_data, to_data
 
 pytest.importorskip("safetensors")
 
@@ -108,10 +108,10 @@ def swirl(t, x, theta):
 @pytest.fixture
 def registered(monkeypatch):
     """A registry of its own for a test."""
-    from ncode.block import saving
+    from ncode.block import config
 
-    monkeypatch.setattr(saving, "_registered", dict(saving._registered))
-    return saving._registered
+    monkeypatch.setattr(config, "_registered", dict(config._registered))
+    return config._registered
 
 
 def own_block():
@@ -277,7 +277,11 @@ def damage(path, name, text):
     ],
 )
 def test_a_damaged_folder_is_told_from_a_good_one(harm, message, tmp_path):
+    """For folders whose configuration is in config.json alone; for others see test_saving.py."""
+    safetensors = pytest.importorskip("safetensors.torch")
     BLOCKS["NODE"]().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    safetensors.save_file(safetensors.load_file(file), file, metadata={"format": "pt"})
     harm(tmp_path)
     with pytest.raises(ncode.InputError, match=message):
         ncode.NCODE.from_pretrained(tmp_path)

@@ -309,7 +309,7 @@ def test_the_action_never_forms_a_matrix():
             {"theta": torch.ones(2, 3, 3), "t1": 1e9, "columns": full(3), "formulation": "action"},
             "the action would take",
         ),
-        ({"t1": math.inf}, "t1 must be finite"),
+        ({"t1": math.inf}, "t1 must be a finite number"),
         ({"save_at": [0.5, 2.0]}, "outside"),
         ({"save_at": [0.5, 0.2]}, "out of order"),
         ({"formulation": "matrx"}, 'did you mean "matrix"'),

@@ -69,7 +69,7 @@ def test_coefficients_may_differ_between_samples():
 def test_the_control_is_never_integrated():
     block = ncode.NCODE(ncode.dynamics.MLP(2), ncode.TimeVarying())
     state = block.controller.start(torch.randn(4, 2))
-    assert state == ({}, {})
+    assert state == ncode.control.State({}, {}, {})
 
 
 def test_a_function_of_time_cannot_start_from_a_given_control():

@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +49,16 @@ def test_the_pattern_leaves_the_stream_of_random_numbers_alone():
     torch.manual_seed(7)
     ncode.dynamics.SparseLinear(10)
     assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("columns", [[[0], [4]], [[-1], [0]], [[0.5], [1.0]], [[True], [False]], [[1j], [0]]], ids=repr)
+@pytest.mark.parametrize("assign", [True, False])
+def test_positions_outside_of_a_row_are_not_loaded(columns, assign):
+    f = ncode.dynamics.SparseLinear(2, nonzeros=1)
+    with pytest.raises(ncode.InputError, match="columns must hold whole numbers from 0 to 1"):
+        f.load_state_dict({"columns": torch.tensor(columns)}, assign=assign)
+    f.load_state_dict({"columns": torch.tensor([[1], [1]])}, assign=assign)
+    assert f.columns.tolist() == [[1], [1]]
 
 
 def test_gradients_reach_state_and_control():

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ncode
-from ncode.ode import api, integrate
+from ncode.ode import integrate, solver
 
 from .systems import DOUBLE, close, double
 
@@ -36,7 +36,7 @@ def slow(monkeypatch):
             return found._replace(counts=self.count(found.state, inputs.t1))
 
     monkeypatch.setattr(integrate, "AliveCounter", Slow)
-    monkeypatch.setattr(api, "Attempt", Counted)
+    monkeypatch.setattr(solver, "Attempt", Counted)
     return alive
 
 
@@ -77,7 +77,9 @@ def test_what_is_known_late_changes_no_result(rates, counted):
     expected = run()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(integrate, "AliveCounter", Slow)
-        patch.setattr(api, "Attempt", lambda *given: replace(integrate.Attempt(*given), counted=counted))
+        patch.setattr(
+            solver, "Attempt", lambda *given, **more: replace(integrate.Attempt(*given, **more), counted=counted)
+        )
         # Samples are put aside at other times, so that rounding may differ.
         close(run(), expected, rtol=1e-10, atol=1e-12)
 

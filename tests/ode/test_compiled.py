@@ -485,3 +485,18 @@ def test_a_solve_compiled_by_inductor_equals_an_eager_one():
         with torch.no_grad():
             for tensor in inputs.values():
                 tensor.mul_(1.1)
+
+
+def test_a_cost_of_complex_states_is_compiled(traced):
+    """Its gradient views pairs of numbers as complex ones, which must lie side by side in memory."""
+    x0 = torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128, requires_grad=True)
+    weight = torch.tensor([2 - 1j, 1 + 1j], dtype=torch.complex128, requires_grad=True)
+
+    def cost(t, x, theta):
+        return (x * x.conj()).real.reshape(len(x), -1).mean(1) * weight.real.mean()
+
+    found = []
+    for compile in (False, True):
+        sol = ncode.solve(lambda t, x, theta: 1j * x, x0, 0.0, 1.0, cost=cost, compile=compile)
+        found.append(torch.autograd.grad(sol.cost.sum() + sol.x.abs().sum(), [x0, weight]))
+    torch.testing.assert_close(*found)

@@ -347,7 +347,18 @@ def test_a_status_can_be_copied_pickled_and_read(status):
 
 
 def test_the_statuses_are_those_that_scripts_use():
-    assert {status.name for status in Status} == {"OK", "MAX_STEPS", "STEP_TOO_SMALL", "NOT_FINITE"}
+    known = {
+        "OK",
+        "MAX_STEPS",
+        "STEP_TOO_SMALL",
+        "NOT_FINITE",
+        "MIN_DT",
+        "MAX_EVENTS",
+        "SINGULAR_MATRIX",
+        "NEWTON_FAILED",
+        "STIFF",
+    }
+    assert {status.name for status in Status} == known
 
 
 def test_a_solution_can_be_pickled():

@@ -1,6 +1,8 @@
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 from ncode_lab.cli import main
@@ -79,3 +81,56 @@ def test_a_closed_pipe_ends_the_command_without_a_message():
         command.stdout.close()
         assert command.stderr.read() == ""
     assert command.returncode == 141
+
+
+class Foreseen(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "sentence"),
+    [
+        (MemoryError(), 1, "there is not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 1 EiB\nand more"), 1, "there is not enough memory"),
+        (OSError(28, "No space left on device", "/disk/file"), 1, "/disk/file: No space left on device. Everything"),
+        (PermissionError(13, "Permission denied"), 1, "Permission denied"),
+        (RecursionError("too deep"), 1, "unexpected RecursionError: too deep"),
+        (Foreseen("not\nquite"), 1, "unexpected Foreseen: not"),
+    ],
+)
+def test_any_error_of_a_command_becomes_a_sentence(error, status, sentence, monkeypatch, capsys, tmp_path):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("ncode_lab.cli.run.list_experiments", fail)
+    assert main(["list"]) == status
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"ncode: {sentence}")
+    assert "Traceback" not in printed
+    files = list(tmp_path.iterdir())
+    assert ("unexpected" in printed) == bool(files)
+    for file in files:
+        assert str(file) in printed
+        assert "in fail" in file.read_text()
+
+
+def test_an_unexpected_error_is_told_even_if_its_traceback_cannot_be_kept(monkeypatch, capsys, tmp_path):
+    def fail(arguments):
+        raise Foreseen("odd")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    monkeypatch.setattr("ncode_lab.cli.run.list_experiments", fail)
+    assert main(["list"]) == 1
+    assert "unexpected Foreseen: odd\nThe traceback could not be written" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_output_to_a_full_disk_ends_with_a_sentence():
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "ncode_lab.cli", "list"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("ncode: No space left on device")
+    assert len(done.stderr.splitlines()) == 1

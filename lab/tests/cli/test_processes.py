@@ -66,3 +66,16 @@ def test_two_devices_give_the_result_of_one_and_talk_once(tmp_path):
     torch.testing.assert_close(errors[0]["metrics"]["error"], errors[1]["metrics"]["error"], rtol=1e-4, atol=1e-6)
     for name, value in weights(tmp_path / "one").items():
         torch.testing.assert_close(weights(tmp_path / "two")[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_two_devices_resume_the_same_run(tmp_path):
+    words = ["--device", "cpu", "--devices", "2", "--out", str(tmp_path), "--quiet"]
+    run("--smoke", "--steps", "2", "--models", "node", *words)
+    result, record = the_trial(tmp_path) / "result.json", the_trial(tmp_path).parents[1] / "run.json"
+    before = json.loads(result.read_text())["metrics"]
+    result.unlink()
+    record.write_text(json.dumps({**json.loads(record.read_text()), "finished": None}))
+    run("--resume", *words)
+    assert json.loads(result.read_text())["metrics"] == before
+    assert json.loads(record.read_text())["finished"]

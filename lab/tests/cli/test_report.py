@@ -59,6 +59,52 @@ def test_collecting_into_a_file_gets_a_sentence(runs, tmp_path, capsys):
     assert "a file is in its way; choose another folder" in capsys.readouterr().err
 
 
+def hostile_result(**changes):
+    about = {"experiment": "annuli", "model": "node", "dataset": "annuli", "preset": "quick", "seed": 0}
+    about |= {"settings": {}, "metrics": {"error": 0.5}, "parameters": 1, "seconds": 1.0, "device": "cpu"}
+    return {**about, "versions": {}, "commit": "", "command": "", **changes}
+
+
+@pytest.mark.parametrize("field", ["experiment", "preset"])
+@pytest.mark.parametrize(
+    "name", ["../../escaped", "{tmp}/escaped", "..", "", ".hidden", "a/b", "a\\b", "a\0b", "x" * 300]
+)
+def test_no_name_in_a_result_leads_out_of_the_folder(field, name, tmp_path, capsys):
+    source, out = tmp_path / "source", tmp_path / "inside" / "results"
+    source.mkdir()
+    name = name.replace("{tmp}", str(tmp_path))
+    for number, result in enumerate((hostile_result(), hostile_result(**{field: name}))):
+        (source / f"{number}.json").write_text(json.dumps(result))
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["collect", str(source), "--out", str(out)]) == 2
+    assert "cannot be the name of a folder" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("field", ["model", "dataset"])
+def test_separators_in_other_names_of_a_result_become_hyphens(field, tmp_path):
+    (tmp_path / "0.json").write_text(json.dumps(hostile_result(**{field: "../../escaped"})))
+    assert main(["collect", str(tmp_path / "0.json"), "--out", str(tmp_path / "results")]) == 0
+    (path,) = (tmp_path / "results").rglob("*.json")
+    assert path.parent == tmp_path / "results" / "annuli"
+    assert "/" not in path.name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"curves": {"train error": [0.5], "train step": []}},
+        {"curves": {"train error": [0.5, 0.25], "train step": [1, 2]}, "about": {"n": "many"}},
+        {"dataset": "x" * 500, "curves": {"train error": [0.5], "train step": [1]}, "settings": {"batch": 1}},
+    ],
+)
+def test_results_that_cannot_be_drawn_are_reported_without_figures(changes, tmp_path):
+    (tmp_path / "0.json").write_text(json.dumps(hostile_result(experiment="memory", **changes)))
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path / "0.json"), "--out", str(page)]) == 0
+    assert "The figures cannot be drawn from these results" in page.read_text()
+
+
 def test_a_table_goes_stale_when_a_result_changes(runs, tmp_path):
     results, file = tmp_path / "results", tmp_path / "page.md"
     main(["collect", str(runs), "--out", str(results)])

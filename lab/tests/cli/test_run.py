@@ -1,9 +1,14 @@
+import errno
 import json
+import os
 
 import pytest
+import torch
 from ncode_lab.cli import main
 from ncode_lab.experiments.reflection.experiment import Reflection
-from ncode_lab.training import RunError
+from ncode_lab.training import RunError, RunFolder
+
+from ncode import solve
 
 FAST = ["--smoke", "--device", "cpu", "--quiet"]
 
@@ -98,6 +103,15 @@ def test_a_value_out_of_range_gets_a_sentence(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("name", "option"), [("vanderpol", "--points"), ("memory", "--n"), ("autoencode", "--epochs")])
+def test_a_number_that_torch_cannot_hold_gets_a_sentence(name, option, capsys, tmp_path):
+    with pytest.raises(SystemExit) as stop:
+        run(name, *FAST, option, str(10**23), "--out", str(tmp_path))
+    assert stop.value.code == 2
+    assert f"{option[2:]} must be below 2**63" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_two_presets_are_one_too_many(capsys):
     assert run("reflection", "--smoke", "--paper") == 2
     assert "choose one preset; given --smoke and --paper" in capsys.readouterr().err
@@ -140,11 +154,112 @@ def test_resume_takes_the_settings_of_the_run_and_does_only_what_is_left(tmp_pat
     assert (folder / "trials" / "open-loop-reflection-seed-0" / "result.json").is_file()
 
 
+@pytest.mark.parametrize("content", [None, b"", b"\xff" * 30])
+def test_damaged_tensors_of_a_figure_are_named_with_how_to_make_them_again(content, tmp_path, capsys):
+    words = ("--device", "cpu", "--quiet", "--out", str(tmp_path))
+    run("reflection", "--smoke", "--models", "node", *words)
+    (path,) = tmp_path.rglob("flow.safetensors")
+    path.unlink() if content is None else path.write_bytes(content)
+    folder = the_run(tmp_path)
+    (folder / "run.json").write_text(json.dumps({**record(folder), "finished": None}))
+    assert run("reflection", "--resume", *words) == 2
+    assert "flow.safetensors is damaged" in capsys.readouterr().err
+    (folder / "trials" / "node-reflection-seed-0" / "result.json").unlink()
+    assert run("reflection", "--resume", *words) == 0
+
+
 def test_resume_with_another_setting_is_refused(tmp_path, capsys):
     run("reflection", *FAST, "--out", str(tmp_path), "--steps", "4", "--models", "node")
     unfinish(the_run(tmp_path), "node-reflection-seed-0")
     assert run("reflection", "--out", str(tmp_path), "--resume", "--steps", "5") == 2
     assert "steps was 4 when" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"settings": None},
+        {"settings": []},
+        {"settings": {"steps": "four"}},
+        {"settings": {"steps": 4.5}},
+        {"settings": {"models": "node"}},
+        {"settings": {"models": [["node"]]}},
+        {"settings": {"lr": None}},
+        {"preset": None},
+        {"preset": ["smoke"]},
+        {"options": None},
+        {"options": {"seed": 0}},
+        {"options": {"seed": "0", "seeds": 1}},
+        {"options": {"seed": 0, "seeds": 1, "deterministic": "yes"}},
+    ],
+)
+def test_a_record_without_what_a_run_needs_is_refused_with_a_sentence(change, tmp_path, capsys):
+    create(tmp_path, {"preset": "smoke", "settings": {}, "options": {"seed": 0, "seeds": 1}, **change}).close()
+    assert run("reflection", "--out", str(tmp_path), "--resume") == 2
+    assert "cannot be resumed: " in capsys.readouterr().err
+
+
+def test_a_record_with_odd_extras_is_resumed(tmp_path, monkeypatch):
+    settings = {"models": ["node"], "steps": 2}
+    record = {"preset": "smoke", "settings": settings, "options": {"seed": 0, "seeds": 1}}
+    odd = {"trials": 5, "versions": "2.13", "columns": {"a": 1}, "title": "\ud800", "sequence": "first"}
+    create(tmp_path, {**record, **odd}).close()
+    assert run("reflection", "--device", "cpu", "--quiet", "--out", str(tmp_path), "--resume") == 0
+
+
+def create(out, record):
+    return RunFolder.create(out, "reflection", record)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"), [("vanderpol", "dynamic"), ("memory", "lstm"), ("autoencode", "auton-code")]
+)
+def test_a_learning_rate_that_is_far_too_large_ends_with_a_sentence(name, model, tmp_path, capsys):
+    assert run(name, *FAST, "--out", str(tmp_path), "--lr", "1e30", "--models", model) == 1
+    printed = capsys.readouterr().err
+    assert "ry a smaller learning rate" in printed
+    assert "Traceback" not in printed
+    assert "unexpected" not in printed
+
+
+def test_a_solve_that_fails_after_training_ends_with_a_sentence(tmp_path, capsys, monkeypatch):
+    def fail(*_):
+        solve(lambda t, x, theta: x * x, torch.ones(1, 1), 0.0, 2.0)
+
+    monkeypatch.setattr("ncode_lab.experiments.reflection.experiment._flow", fail)
+    assert run("reflection", *FAST, "--out", str(tmp_path), "--models", "node") == 1
+    assert "ncode: 1 sample could not be solved after training: at t = " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", ["runs\udcff", "runs\0"])
+@pytest.mark.parametrize("command", ["run", "sweep", "report", "collect", "demo"])
+def test_an_argument_that_no_file_can_hold_is_refused(argument, command, tmp_path, capsys):
+    assert main([command, "--out", str(tmp_path / argument)]) == 2
+    assert "ncode: the argument " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_full_disk_while_figures_are_drawn_ends_with_a_sentence_and_the_run_is_resumed(
+    kind, tmp_path, capsys, monkeypatch
+):
+    real = os.replace
+
+    def full(source, target):
+        if str(target).endswith(kind):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(source, target)
+
+    words = ("--device", "cpu", "--quiet", "--out", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert run("reflection", "--smoke", "--models", "node", *words) == 1
+    assert f"trajectories.{kind} could not be written: No space left on device" in capsys.readouterr().err
+    results = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    assert run("reflection", "--resume", *words) == 0
+    assert results == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    assert record(the_run(tmp_path))["finished"]
+    assert not list(tmp_path.rglob(".*.tmp"))
 
 
 def test_a_run_that_cannot_go_on_ends_with_its_sentence(tmp_path, capsys, monkeypatch):

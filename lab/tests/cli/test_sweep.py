@@ -1,8 +1,13 @@
+import itertools
+import json
+
 import pytest
 from ncode_lab.cli import main
 from ncode_lab.experiments import find
+from ncode_lab.experiments import sweep as sweep_module
 from ncode_lab.experiments.reflection.experiment import Reflection
 from ncode_lab.experiments.sweep import read_grid
+from ncode_lab.training.lock import FolderLock
 
 FAST = ["--smoke", "--device", "cpu"]
 
@@ -70,6 +75,10 @@ def test_a_sweep_runs_as_jobs_of_submitit_too(tmp_path, capsys):
         (["hidden=four"], "hidden takes int values; given 'four'"),
         (["models=nodes"], 'did you mean "node"'),
         ([], "say which settings"),
+        (["lr=0.01", "lr=0.02"], "the grid has lr twice: give all of its values at once, lr=VALUE,VALUE"),
+        (["lr=0.01,0.010"], "the values of lr must differ; given 0.01,0.010"),
+        (["hidden=4", "--grid", "lr=0.01"], "--grid was given more than once"),
+        (["hidden=4", "--grid=lr=0.01"], "--grid was given more than once"),
     ],
 )
 def test_a_grid_that_makes_no_sense_gets_a_sentence(grid, sentence, tmp_path, capsys):
@@ -77,14 +86,55 @@ def test_a_grid_that_makes_no_sense_gets_a_sentence(grid, sentence, tmp_path, ca
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "sentence"),
+    [
+        ("--workers", "0", "workers must be at least 1; given 0"),
+        ("--workers", "-1", "workers must be at least 1; given -1"),
+        ("--minutes", "0", "minutes must be at least 1; given 0"),
+        ("--name", "../escaped", "cannot be the name of a folder"),
+    ],
+)
+@pytest.mark.parametrize("cluster", ["none", "local"])
+def test_options_of_a_sweep_that_make_no_sense_get_a_sentence(option, value, sentence, cluster, tmp_path, capsys):
+    with pytest.raises(SystemExit) as stop:
+        sweep("--grid", "hidden=4", option, value, "--cluster", cluster, "--out", str(tmp_path / "sweeps"))
+    assert stop.value.code == 2
+    assert sentence in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_whose_every_point_failed_ends_with_an_error(tmp_path, capsys, monkeypatch):
+    def crash(self, trial, context):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(Reflection, "run", crash)
+    assert sweep("--grid", "hidden=4,5", "--out", str(tmp_path)) == 1
+    assert capsys.readouterr().out.count("RuntimeError: out of luck") == 2
+
+
+def test_a_damaged_run_of_a_point_does_not_end_the_sweep(tmp_path, capsys):
+    words = ("--grid", "models=node", "hidden=4", "--out", str(tmp_path))
+    sweep(*words)
+    expected = capsys.readouterr().out
+    (journal,) = tmp_path.rglob("values.json")
+    for content in ("{", "{}", '{"finished": null}', '{"finished": null, "settings": 3, "options": []}'):
+        journal.unlink()
+        newest = max(tmp_path.rglob("run.json"))
+        newest.write_text(content)
+        assert sweep(*words) == 0
+        assert capsys.readouterr().out == expected
+
+
 def test_values_of_a_grid_have_the_types_of_their_settings():
     grid = read_grid(find("reflection"), ["steps=1,2", "lr=1e-3", "models=node+open-loop"])
     assert grid == {"steps": (1, 2), "lr": (0.001,), "models": (("node", "open-loop"),)}
 
 
-def test_a_metric_that_the_experiment_has_not_is_named(tmp_path, capsys):
-    assert sweep("--grid", "models=node", "--metric", "eror", "--out", str(tmp_path)) == 0
-    assert 'did you mean "error"' in capsys.readouterr().out
+def test_a_metric_that_the_experiment_has_not_is_refused_before_any_training(tmp_path, capsys):
+    assert sweep("--grid", "models=node", "--metric", "eror", "--out", str(tmp_path)) == 2
+    assert 'did you mean "error"' in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -116,3 +166,71 @@ def test_a_file_in_the_place_of_the_folder_gets_a_sentence(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert sweep("--grid", "hidden=4", "--out", str(tmp_path / "file")) == 1
     assert "a file is in its way" in capsys.readouterr().err
+
+
+@pytest.fixture
+def points_run(monkeypatch):
+    """Replaces training by a formula, and lists the points that ran."""
+    ran = []
+
+    def value_of(plan, number, point):
+        ran.append(point["hidden"])
+        return 1 / (3 * point["hidden"])
+
+    monkeypatch.setattr(sweep_module, "run_point", value_of)
+    return ran
+
+
+def test_a_journal_cut_anywhere_loses_at_most_its_last_entry(tmp_path, capsys, points_run):
+    words = ("--grid", "hidden=4,5,6", "--out", str(tmp_path))
+    sweep(*words)
+    table = capsys.readouterr().out
+    (journal,) = tmp_path.rglob("values.json")
+    whole = journal.read_bytes()
+    ends = list(itertools.accumulate(map(len, whole.splitlines(keepends=True))))[1:]
+    for cut in {*range(0, len(whole), 29), *range(len(whole) - 30, len(whole))}:
+        journal.write_bytes(whole[:cut])
+        points_run.clear()
+        assert sweep(*words) == 0
+        assert capsys.readouterr().out.endswith(table), cut
+        # The last whole line may be missing too: without what follows it, nobody knows whether it is whole.
+        kept = max(sum(end <= cut for end in ends[:3]) - 1, 0)
+        assert set(points_run) <= set([4, 5, 6][kept:]), cut
+        assert json.loads(journal.read_text()) == json.loads(whole)
+
+
+@pytest.mark.parametrize("damage", [b"\0" * 40, b"\xff\xfe", b"[" * 100_000, b'"x": "text"', b'"x": 1' + b"0" * 400])
+def test_a_damaged_line_of_a_journal_costs_only_its_own_point(damage, tmp_path, capsys, points_run):
+    words = ("--grid", "hidden=4,5,6", "--out", str(tmp_path))
+    sweep(*words)
+    (journal,) = tmp_path.rglob("values.json")
+    lines = journal.read_bytes().splitlines()
+    lines[2] = b" " + damage + b","
+    journal.write_bytes(b"\n".join(lines) + b"\n")
+    points_run.clear()
+    assert sweep(*words) == 0
+    assert points_run == [5]
+    assert "1 damaged line left out" in capsys.readouterr().out
+    assert len(json.loads(journal.read_text())) == 3
+
+
+def test_a_journal_of_an_earlier_version_with_null_is_read(tmp_path, capsys, points_run):
+    words = ("--grid", "hidden=4,5", "--out", str(tmp_path))
+    sweep(*words)
+    (journal,) = tmp_path.rglob("values.json")
+    first, second = json.loads(journal.read_text())
+    journal.write_text("{\n" + f" {json.dumps(first)}: null,\n {json.dumps(second)}: 0.5\n" + "}\n")
+    points_run.clear()
+    assert sweep(*words) == 0
+    assert points_run == [4]
+
+
+def test_two_processes_do_not_run_the_same_sweep(tmp_path, capsys, points_run):
+    words = ("--grid", "hidden=4", "--out", str(tmp_path))
+    sweep(*words)
+    (journal,) = tmp_path.rglob("values.json")
+    lock = FolderLock.acquire(journal.parent)
+    assert sweep(*words) == 2
+    assert "another process is running the sweep" in capsys.readouterr().err
+    lock.release()
+    assert sweep(*words) == 0

@@ -63,6 +63,50 @@ def test_a_compressed_file_with_one_wrong_bit_is_damaged(tmp_path):
         load("mnist", tmp_path, download=False)
 
 
+def test_an_idx_file_of_impossible_shape_is_damaged(tmp_path):
+    path, shape = tmp_path / "array", [0] + [2**32 - 1] * 5
+    path.write_bytes(bytes([0, 0, 8, len(shape)]) + b"".join(size.to_bytes(4, "big") for size in shape))
+    with pytest.raises(ncode.InputError, match="array is damaged"):
+        read_idx(path)
+
+
+@pytest.fixture
+def small_limit(monkeypatch):
+    monkeypatch.setenv("NCODE_READ_LIMIT", "2")
+
+
+TOO_MUCH = r"holds more than 2 MiB, the limit for such a file. .* set the environment variable NCODE_READ_LIMIT to a"
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_file_that_unfolds_beyond_the_limit_is_refused_and_the_limit_can_be_raised(
+    tmp_path, compress, small_limit, monkeypatch
+):
+    data = bytes([0, 0, 8, 1]) + (3 << 20).to_bytes(4, "big") + bytes(3 << 20)
+    path = tmp_path / "array.gz"
+    path.write_bytes(published.gzip.compress(data) if compress else data)
+    with pytest.raises(ncode.InputError, match=TOO_MUCH):
+        read_idx(path)
+    monkeypatch.setenv("NCODE_READ_LIMIT", "4")
+    assert read_idx(path).shape == (3 << 20,)
+
+
+@pytest.mark.parametrize("name", ["data_batch_1.bin", "something else"])
+def test_an_archive_that_unfolds_beyond_the_limit_is_refused(tmp_path, name, small_limit):
+    path = published.write_archive(tmp_path / "cifar-10-binary.tar.gz", "cifar-10-batches-bin", {name: bytes(3 << 20)})
+    assert path.stat().st_size < 100_000
+    with pytest.raises(ncode.InputError, match=TOO_MUCH):
+        read_cifar10(path)
+
+
+@pytest.mark.parametrize("limit", ["many", "-1", "0.5", "1e3"])
+def test_a_limit_that_is_no_number_gets_a_sentence(tmp_path, limit, monkeypatch):
+    (tmp_path / "array").write_bytes(published.idx(torch.zeros(1, dtype=torch.uint8)))
+    monkeypatch.setenv("NCODE_READ_LIMIT", limit)
+    with pytest.raises(ncode.InputError, match="NCODE_READ_LIMIT must be a whole number of MiB, such as 1024; given"):
+        read_idx(tmp_path / "array")
+
+
 @pytest.mark.parametrize(
     ("labels", "sentence"),
     [(torch.zeros(11), "for 12 images"), (torch.full((12,), 10), "a label 10, and there are 10 classes")],
@@ -154,6 +198,15 @@ def test_a_damaged_pickle_is_named(tmp_path, data):
     folder = published.write_folder(tmp_path / "cifar-10-batches-py", files)
     with pytest.raises(ncode.InputError, match="data_batch_2 is damaged"):
         read_cifar10(folder)
+
+
+def test_a_pickle_of_lists_that_share_lists_ends_at_once(tmp_path):
+    shared = []
+    for _ in range(60):
+        shared = [shared, shared]
+    files = published.cifar_python_2(published.cifar()) | {"data_batch_2": pickle.dumps({"data": shared}, 2)}
+    with pytest.raises(ncode.InputError, match="data_batch_2 is damaged: it has no array of images"):
+        read_cifar10(published.write_folder(tmp_path / "cifar-10-batches-py", files))
 
 
 @given(at=st.integers(0, 400), value=st.integers(0, 255))
@@ -276,6 +329,25 @@ def test_a_face_that_cannot_be_read_is_named(tmp_path):
         read_celeba(folder)
     faces(folder, 1, size=(50, 60))
     with pytest.raises(ncode.InputError, match=r"000001.jpg is 50 x 60: expected .* 178 x 218"):
+        read_celeba(folder)
+
+
+def test_a_face_of_billions_of_pixels_is_refused_by_its_header(tmp_path):
+    folder = faces(tmp_path / "faces", 4)
+    path = folder / "000003.jpg"
+    data = path.read_bytes()
+    at = data.index(b"\xff\xc0") + 5  # height and width in the header of a frame
+    path.write_bytes(data[:at] + (65_500).to_bytes(2, "big") * 2 + data[at + 4 :])
+    with pytest.raises(ncode.InputError, match=r"000003.jpg is damaged: .*pixels"):
+        read_celeba(folder)
+
+
+def test_a_face_in_another_format_than_its_name_says_is_refused(tmp_path):
+    folder = faces(tmp_path / "faces", 4)
+    from PIL import Image
+
+    Image.new("RGB", (178, 218)).save(folder / "000003.jpg", format="PPM")
+    with pytest.raises(ncode.InputError, match=r"000003.jpg is damaged"):
         read_celeba(folder)
 
 

@@ -62,6 +62,46 @@ def test_a_damaged_result_is_named_and_the_others_are_read(tmp_path, text):
     assert any("node-annuli-seed-0" in note for note in run.notes)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metrics": {"error": 10**400}},
+        {"metrics": {"error": "0.5"}},
+        {"metrics": [0.5]},
+        {"seconds": 10**400},
+        {"curves": [1, 2]},
+        {"curves": {"train loss": "text"}},
+        {"curves": {"train loss": ["text"]}},
+        {"curves": {"train loss": [[]]}},
+        {"curves": {"train loss": [10**400]}},
+    ],
+)
+def test_a_result_with_a_value_of_the_wrong_kind_is_left_out(tmp_path, changes):
+    folder = write_run(tmp_path / "run", [result("node"), result("anode")])
+    file = folder / "trials" / "node-annuli-seed-0" / "result.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    (run,) = gather([folder])
+    assert [one.model for one in run.results] == ["anode"]
+    assert "node-annuli-seed-0: result.json is left out: not a result" in run.notes[0]
+
+
+def test_a_file_larger_than_the_limit_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("NCODE_READ_LIMIT", "1")
+    folder = write_run(tmp_path / "run", [result("node"), result("anode")])
+    file = folder / "trials" / "node-annuli-seed-0" / "result.json"
+    file.write_text(file.read_text() + " " * (2 << 20))
+    (run,) = gather([folder])
+    assert [one.model for one in run.results] == ["anode"]
+    assert "more than 1 MiB" in run.notes[0]
+
+
+@pytest.mark.parametrize("about", [{"n": 10**400}, {"n": -(10**400)}, {"n": None}, {"n": [1]}])
+def test_results_with_odd_numbers_about_them_are_sorted(tmp_path, about):
+    for number, one in enumerate((result(about=about), result("anode", about={"n": 2}))):
+        (tmp_path / f"{number}.json").write_text(json.dumps(one.as_json()))
+    assert len(gather([tmp_path])[0].results) == 2
+
+
 def test_a_figure_that_is_missing_is_named(tmp_path):
     folder = write_run(tmp_path / "run", [result()], [("flow", "The flow.")])
     for path in (folder / "figures").iterdir():

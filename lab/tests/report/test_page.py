@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from html.parser import HTMLParser
 from itertools import pairwise
@@ -144,6 +145,50 @@ def test_half_a_figure_is_not_shown(tmp_path, ending):
     text = write_report([folder], tmp_path / "page.html").read_text()
     assert "<img" not in text
     assert f"The figure flow is left out: flow.{ending} cannot be shown" in text
+
+
+PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND\xaeB`\x82"
+ODD_FIGURES = {
+    "short.png": PNG_START + b"1234" + PNG_END,
+    "headless.png": PNG_START + bytes(30) + PNG_END,
+    "cut.png": PNG_START + bytes(4) + b"IHDR" + PNG_END,
+    "numbers.svg": b'<svg width="1.2.3" height="4"></svg>',
+    "endless.svg": b'<svg width="' + b"9" * 400 + b'" height="4"></svg>',
+    "empty.svg": b"",
+}
+
+
+@pytest.mark.parametrize("name", ODD_FIGURES)
+def test_a_figure_of_odd_bytes_is_not_shown(tmp_path, name):
+    folder = write_run(tmp_path / "run", [result()])
+    (folder / "figures" / name).write_bytes(ODD_FIGURES[name])
+    text = write_report([folder], tmp_path / "page.html").read_text()
+    assert "<img" not in text
+    assert f"{name} cannot be shown" in text
+
+
+def test_a_figure_that_is_no_file_is_not_read(tmp_path):
+    folder = write_run(tmp_path / "run", [result()])
+    os.mkfifo(folder / "figures" / "pipe.png")  # reading it would wait for ever
+    (folder / "figures" / "folder.png").mkdir()
+    (folder / "figures" / "nowhere.svg").symlink_to(tmp_path / "nowhere")
+    assert "<img" not in write_report([folder], tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        [["error", "error", 10**9]],
+        [["error", "error", -1]],
+        [["error", "error", 2, 10**400]],
+        [["error", "error", 2, 1e308]],
+    ],
+)
+@pytest.mark.parametrize("errors", [(1e308, 1e308), (1e308, -1e308), (0.5, 0.25)])
+def test_no_column_and_no_number_stops_a_report(tmp_path, columns, errors):
+    seeds = [result(seed=seed, error=error) for seed, error in enumerate(errors)]
+    folder = write_run(tmp_path / "run", seeds, columns=columns, paper=[["node", "annuli", "error", 10**400]])
+    assert "Two annuli" in write_report([folder], tmp_path / "page.html").read_text()
 
 
 def test_a_run_without_results_says_so(tmp_path):

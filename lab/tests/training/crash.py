@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 from pathlib import Path
 
@@ -21,8 +22,10 @@ from .tiny import Tiny, context_at, same, train
 class Killer:
     """Counts the moments at which something is written or computed, and kills the process at one of them."""
 
-    def __init__(self, moment):
+    def __init__(self, moment, folder):
         self.left = moment
+        files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+        self.on_disk = {file.st_ino: file.st_size for file in files}
         for name in ("fsync", "rename", "replace", "mkdir"):
             self.watch(os, name, self.tear if name == "fsync" else None)
         self.watch(Tiny, "loss")
@@ -37,15 +40,20 @@ class Killer:
                 if damage:
                     damage(*args)
                 os.kill(os.getpid(), signal.SIGKILL)
-            return real(*args, **kwargs)
+            result = real(*args, **kwargs)
+            if name == "fsync":
+                file = os.fstat(args[0])
+                self.on_disk[file.st_ino] = file.st_size
+            return result
 
         setattr(owner, name, watched)
 
     def tear(self, handle):
-        """What is not on the disk yet may be lost."""
-        size = os.fstat(handle).st_size
-        if not os.path.isdir(f"/dev/fd/{handle}"):
-            os.ftruncate(handle, size // 2)
+        """Half of what is not on the disk yet is lost."""
+        file = os.fstat(handle)
+        if not stat.S_ISDIR(file.st_mode):
+            kept = min(self.on_disk.get(file.st_ino, 0), file.st_size)
+            os.ftruncate(handle, (kept + file.st_size) // 2)
 
     def half_a_line(self, log, *args):
         with open(log.path, "ab") as file:
@@ -57,7 +65,7 @@ def life(folder, moment):
     process = os.fork()
     if process == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        Killer(moment)
+        Killer(moment, folder)
         context = context_at(folder)
         model = context.fit(Tiny(scores=(0.9, 0.5)))
         context.save_tensors(

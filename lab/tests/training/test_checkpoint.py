@@ -1,14 +1,31 @@
 import errno
+import hashlib
+import io
+import json
 import os
+import pickle
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ncode_lab.training import RunError
-from ncode_lab.training.checkpoint import MANIFEST, STATE, WEIGHTS, Checkpoint, Checkpoints
+from ncode_lab.training.checkpoint import (
+    MANIFEST,
+    STATE,
+    WEIGHTS,
+    Checkpoint,
+    Checkpoints,
+    DamagedCheckpoint,
+    _pack,
+    checkpoint_paths,
+    read_checkpoint,
+)
 
-from .tiny import same
+from ncode import InputError
+
+from .tiny import same, train
 
 FILES = (WEIGHTS, STATE, MANIFEST)
 
@@ -105,3 +122,92 @@ def test_a_full_disk_leaves_the_earlier_ones_and_nothing_half_written(tmp_path, 
     monkeypatch.undo()
     assert sorted(os.listdir(tmp_path)) == ["step-000100", "step-000200"]
     assert found.load().step == 200
+
+
+def rewrite(folder, name, content):
+    """Replace a file of a checkpoint, and its checksum."""
+    (folder / name).write_bytes(content)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["sha256"][name] = hashlib.sha256(content).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+def packed(value):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+ODD = [
+    (STATE, b""),
+    (STATE, b"text"),
+    (STATE, packed([1, 2])),
+    (STATE, packed({})),
+    (STATE, packed({"step": "200"})),
+    (STATE, pickle.dumps(print)),
+    (WEIGHTS, b""),
+    (WEIGHTS, b"\xff" * 100),
+]
+
+
+@pytest.mark.parametrize(("name", "content"), ODD)
+def test_odd_content_with_a_right_checksum_is_damage_too(tmp_path, name, content):
+    found, warnings = checkpoints(tmp_path)
+    rewrite(tmp_path / "step-000200", name, content)
+    assert found.load().step == 100
+    assert "step-000200 is damaged" in warnings[0]
+
+
+@pytest.mark.parametrize("manifest", ["[]", "3", '{"step": 1e400, "sha256": {}}', '{"sha256": 1}', "[" * 100_000])
+def test_an_odd_manifest_is_damage(tmp_path, manifest):
+    found, warnings = checkpoints(tmp_path)
+    (tmp_path / "step-000200" / MANIFEST).write_text(manifest)
+    assert found.load().step == 100
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"optimiser": None},
+        {"optimiser": {}},
+        {"optimiser": {"state": {0: 3}, "param_groups": [{"params": [0]}]}},
+        {"optimiser": "text"},
+        {"schedule": 3},
+        {"evaluation": 3},
+        {"evaluation": None},
+        {"seconds": "long"},
+        {"seconds": None},
+    ],
+)
+def test_a_checkpoint_with_a_state_of_another_kind_is_told_to_not_fit(tmp_path, change):
+    train(tmp_path)
+    folder = tmp_path / "checkpoints" / "model" / "step-000006"
+    state = torch.load(folder / STATE, weights_only=True)
+    rewrite(folder, STATE, packed({**state, **change}))
+    with pytest.raises(InputError, match="does not fit the model: resume with the settings of the original run"):
+        train(tmp_path)
+
+
+def test_folders_that_only_look_like_checkpoints_are_left_alone(tmp_path):
+    found, _ = checkpoints(tmp_path)
+    for name in ("step-last", "step-", "step-1-2"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in checkpoint_paths(tmp_path)] == ["step-000100", "step-000200"]
+    assert found.load().step == 200
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "state.pt", "manifest.json"])
+def test_a_device_in_place_of_a_file_is_damage(tmp_path, name):
+    """It may never end."""
+    if not Path("/dev/zero").exists():
+        pytest.skip("there is no /dev/zero")
+    path = tmp_path / "step-000001"
+    path.mkdir()
+    for file, content in _pack(Checkpoint(1, {}, {})).items():
+        (path / file).write_bytes(content)
+    read_checkpoint(path)
+    (path / name).unlink()
+    (path / name).symlink_to("/dev/zero")
+    with pytest.raises(DamagedCheckpoint, match="not a regular file"):
+        read_checkpoint(path)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ncode_lab.training import RunError
-from ncode_lab.training.files import json_text, to_json_value, write_file, write_json
+from ncode_lab.training.files import json_text, replace_folder, to_json_value, write_file, write_json
 
 
 def test_a_full_disk_leaves_the_old_content_and_says_what_to_do(tmp_path, monkeypatch):
@@ -22,6 +22,26 @@ def test_a_full_disk_leaves_the_old_content_and_says_what_to_do(tmp_path, monkey
     monkeypatch.undo()
     assert file.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["run.json"]
+
+
+def test_a_folder_is_replaced_whole_or_not_at_all(tmp_path):
+    def write(version, fail=False):
+        with replace_folder(tmp_path / "model") as folder:
+            for name in ("config", "weights"):
+                (folder / name).write_text(version)
+                if fail:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def content():
+        return {file.name: file.read_text() for file in (tmp_path / "model").iterdir()}
+
+    write("old")
+    with pytest.raises(OSError, match="No space left"):
+        write("new", fail=True)
+    assert content() == {"config": "old", "weights": "old"}
+    write("new")
+    assert content() == {"config": "new", "weights": "new"}
+    assert os.listdir(tmp_path) == ["model"]
 
 
 def test_what_is_written_is_strict_json(tmp_path):

@@ -4,10 +4,11 @@ import math
 import pytest
 import torch
 from ncode_lab.training import Loss, RunError, Task
+from ncode_lab.training.checkpoint import Checkpoints
 from ncode_lab.training.progress import MetricsLog
 from torch import nn
 
-from ncode import InputError
+from ncode import InputError, solve
 
 from .tiny import Tiny, context_at, same, train
 
@@ -123,6 +124,15 @@ def test_a_curve_has_nan_where_a_line_has_no_number(tmp_path):
     json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0], parse_constant=pytest.fail)
 
 
+def test_the_log_is_on_the_disk_before_each_checkpoint(tmp_path, monkeypatch):
+    order, write = [], Checkpoints.write
+    monkeypatch.setattr(MetricsLog, "sync", lambda log: order.append("log"))
+    monkeypatch.setattr(Checkpoints, "write", lambda *given: order.append("checkpoint") or write(*given))
+    context_at(tmp_path, save_every=2).fit(Tiny())
+    assert order[:2] == ["log", "checkpoint"]
+    assert order.count("log") == order.count("checkpoint") == len(order) // 2
+
+
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
@@ -214,3 +224,38 @@ def test_a_gradient_that_is_too_long_is_shortened_and_another_is_left(tmp_path, 
     model = context_at(tmp_path).fit(task)
     moved = torch.cat([(a - b).detach().flatten() for a, b in zip(before, model.parameters(), strict=True)]).norm()
     assert moved == pytest.approx(0.5, rel=1e-4) if size > 1 else 0 < moved < 0.1
+
+
+def fail_to_solve():
+    solve(lambda t, x, theta: x * x, torch.ones(1, 1), 0.0, 2.0)
+
+
+def test_a_solve_that_fails_names_its_step_and_what_to_try(tmp_path):
+    def loss(model, batch, step):
+        if step == 4:
+            fail_to_solve()
+        return Loss(model(batch["x"]).mean(), {})
+
+    with pytest.raises(RunError, match=r"1 sample could not be solved in step 4 of 6: at t = .*smaller learning rate"):
+        context_at(tmp_path).fit(Changed(loss))
+
+
+def test_a_solve_that_fails_in_an_evaluation_says_so(tmp_path):
+    class Failing(Tiny):
+        def evaluate(self, model):
+            fail_to_solve()
+
+    with pytest.raises(RunError, match=r"1 sample could not be solved in the evaluation after step 3: at t = "):
+        context_at(tmp_path).fit(Failing())
+
+
+def test_weights_that_are_not_finite_are_a_better_reason_than_what_fails_because_of_them(tmp_path):
+    def loss(model, batch, step):
+        if step == 4:
+            with torch.no_grad():
+                next(model.parameters()).fill_(math.nan)
+            raise ValueError("a consequence")
+        return Loss(model(batch["x"]).mean(), {})
+
+    with pytest.raises(RunError, match="weight is not finite after step 3: try a smaller learning rate"):
+        context_at(tmp_path).fit(Changed(loss))

@@ -21,6 +21,12 @@ def test_a_count_is_a_whole_number_of_at_least_one(name, value):
         RunOptions(**{name: value})
 
 
+@pytest.mark.parametrize("given", [{"seeds": 10**9}, {"seed": 2**63}, {"seed": 2**63 - 2, "seeds": 3}])
+def test_seeds_that_no_generator_takes_are_refused(given):
+    with pytest.raises(InputError, match=r"at most 100,000 seeds, below 2\*\*63"):
+        RunOptions(**given)
+
+
 def test_options_are_frozen_and_their_folder_is_a_path():
     options = RunOptions(out="elsewhere")
     assert options.out == Path("elsewhere")

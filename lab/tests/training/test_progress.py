@@ -4,6 +4,7 @@ import re
 import pytest
 from ncode_lab.training import Progress
 from ncode_lab.training import progress as progress_module
+from ncode_lab.training.progress import MetricsLog
 
 from .tiny import context_at, train
 
@@ -63,3 +64,27 @@ def test_the_cursor_comes_back(tmp_path, monkeypatch, end):
     else:
         train(tmp_path, Progress(stream=stream))
     assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l")
+
+
+HOSTILE = [
+    '{"step": 2, "kind": "train", "fit": "model", "lo',
+    '{"step": "2", "kind": "train", "fit": "model"}',
+    '{"step": 2, "kind": ["train"], "fit": {}}',
+    '{"step": 2, "kind": "train", "fit": "model", "loss": "text"}',
+    "null",
+    "[" * 100_000,
+    "\0" * 50,
+]
+
+
+@pytest.mark.parametrize("damage", HOSTILE)
+def test_a_damaged_line_of_the_log_costs_no_other_line(tmp_path, damage):
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    log.write(1, "train", "model", {"loss": 0.5})
+    with open(log.path, "a") as file:
+        file.write(damage + "\n")
+    log.write(3, "train", "model", {"loss": 0.25})
+    assert log.curves() == {"train step": [1, 3], "train loss": [0.5, 0.25]}
+    log.cut("model", 1)
+    assert log.curves() == {"train step": [1], "train loss": [0.5]}
+    assert len(log.path.read_text().splitlines()) == 1

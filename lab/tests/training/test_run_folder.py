@@ -6,7 +6,7 @@ import re
 import pytest
 from ncode_lab.training import Result, RunFolder
 from ncode_lab.training import run_folder as folder_module
-from ncode_lab.training.run_folder import find_unfinished, unlock_folder
+from ncode_lab.training.run_folder import find_unfinished
 
 from ncode import InputError
 
@@ -31,6 +31,8 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch)
 
     monkeypatch.setattr(folder_module, "datetime", Clock)
     folders = [create(tmp_path, number=number) for number in range(12)]
+    for each in folders:
+        each.close()
     assert [each.path.name for each in folders[:3]] == [
         "annuli-2026-01-02-030405",
         "annuli-2026-01-02-030405-2",
@@ -45,6 +47,7 @@ def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path, monkeypatch)
 def test_the_record_is_rewritten_whole(tmp_path):
     folder = create(tmp_path, preset="quick")
     folder.update(figures=[{"name": "flow", "caption": "A flow."}])
+    folder.close()
     again = RunFolder.open(folder.path)
     assert again.record == folder.record
     assert again.record["preset"] == "quick"
@@ -56,6 +59,7 @@ def test_the_latest_unfinished_run_is_of_the_same_experiment_and_not_finished(tm
     first, second = create(tmp_path), create(tmp_path)
     create(tmp_path, "annuli-large")
     (tmp_path / "annuli-2999-01-01-000000").mkdir()
+    first.close()
     second.finish()
     assert second.record["finished"]
     assert find_unfinished(tmp_path, "annuli") == first.path
@@ -63,14 +67,51 @@ def test_the_latest_unfinished_run_is_of_the_same_experiment_and_not_finished(tm
     assert find_unfinished(tmp_path, "annuli") is None
 
 
-def test_a_run_that_is_under_way_in_another_process_is_left_alone(tmp_path, monkeypatch):
+def test_a_run_that_is_under_way_in_another_process_is_left_alone(tmp_path):
     older, newer = create(tmp_path), create(tmp_path)
-    unlock_folder(older.path)
-    # As in another process, which does not hold what this one holds.
-    monkeypatch.setattr(folder_module, "_lock_handles", {})
+    older.close()
     assert find_unfinished(tmp_path, "annuli") == older.path
     with pytest.raises(InputError, match="another process is running"):
         RunFolder.open(newer.path)
+
+
+def test_a_run_that_fails_can_be_resumed_at_once(tmp_path):
+    with pytest.raises(ZeroDivisionError), create(tmp_path) as folder:
+        raise ZeroDivisionError
+    assert find_unfinished(tmp_path, "annuli") == folder.path
+    RunFolder.open(folder.path).finish()
+    assert find_unfinished(tmp_path, "annuli") is None
+
+
+def test_the_newest_run_is_found_after_the_clock_was_set_back(tmp_path, monkeypatch):
+    class Clock(folder_module.datetime):
+        year = 2030
+
+        @classmethod
+        def now(cls, tz=None):
+            return folder_module.datetime.__base__(cls.year, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr(folder_module, "datetime", Clock)
+    create(tmp_path).close()
+    Clock.year = 2026
+    second = create(tmp_path)
+    second.close()
+    assert second.path.name < "annuli-2030"
+    assert find_unfinished(tmp_path, "annuli") == second.path
+    Clock.year = 2028
+    third = create(tmp_path)
+    third.close()
+    assert find_unfinished(tmp_path, "annuli") == third.path
+
+
+def test_runs_of_earlier_versions_without_a_number_are_ordered_by_their_names(tmp_path):
+    for stamp in ("2024-01-01-000000", "2025-01-01-000000", "2025-01-01-000000-10", "2025-01-01-000000-9"):
+        (tmp_path / f"annuli-{stamp}").mkdir()
+        (tmp_path / f"annuli-{stamp}" / "run.json").write_text('{"finished": null}')
+    assert find_unfinished(tmp_path, "annuli").name == "annuli-2025-01-01-000000-10"
+    new = create(tmp_path)
+    new.close()
+    assert find_unfinished(tmp_path, "annuli") == new.path
 
 
 def test_a_result_is_read_as_it_was_written_with_nan_and_all(tmp_path):
@@ -107,6 +148,7 @@ def test_what_is_no_run_folder_is_told_so(tmp_path):
 
 def test_remains_of_a_killed_process_are_removed_on_opening(tmp_path):
     folder = create(tmp_path)
+    folder.close()
     (folder.trial("node") / ".metrics.jsonl.123.tmp").write_text("half")
     RunFolder.open(folder.path)
     assert os.listdir(folder.trial("node")) == []

@@ -101,6 +101,7 @@ def main(folder, options=None, stop_at=None, **task):
     context.save_tensors("after", drawn=torch.rand(3))
     run = RunFolder.create(context.folder / "runs", "tiny", {}, context.fabric)
     run.write_result("tiny", Result("tiny", "", "", "", 0, {}, context.final, 0, 0.0, "", {}, "", ""))
+    run.close()
     found = RunFolder.open(run.path, context.fabric)
     sums = {name: value.sum().item() for name, value in model.state_dict().items()}
     told = {"rank": context.fabric.global_rank, "sums": sums, "run": run.path.name, "found": found.path.name}

@@ -76,6 +76,7 @@ def test_with_a_data_set_that_is_not_there_the_files_to_get_are_named(tmp_path, 
         ({"latent": 4, "nonzeros": 5}, "4 places, as the code has dimensions; 5 non-zeros do not fit"),
         ({"epochs": -1}, "epochs must be at least 0"),
         ({"gain": -1.0}, "gain must be at least 0"),
+        ({"gain": 9.0}, r"gain must be at most 8: the code may grow by exp\(10 gain\)"),
         ({"shift": -2}, "shift must be at least 0, or -1; given -2"),
         ({"still": 1.5}, "still must lie between 0 and 1; given 1.5"),
         ({"source": "somewhere"}, "no run.json"),
@@ -86,6 +87,16 @@ def test_with_a_data_set_that_is_not_there_the_files_to_get_are_named(tmp_path, 
 def test_settings_that_make_no_sense_are_refused_with_a_sentence(changes, sentence):
     with pytest.raises(ncode.InputError, match=sentence):
         smoke(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [({"batch": 1}, "batches of one image cannot be normalised"), ({"images": 2}, "at least 4 images, .* given 2")],
+)
+def test_too_few_images_are_refused_before_training(changes, sentence, tmp_path):
+    options = RunOptions(out=tmp_path, device="cpu", quiet=True)
+    with pytest.raises(ncode.InputError, match=sentence):
+        run(smoke(models=("ae",), **changes), "smoke", options)
 
 
 def test_damaged_weights_of_the_fid_network_are_named_and_nothing_takes_their_place(tmp_path):

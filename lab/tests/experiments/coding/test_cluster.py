@@ -28,6 +28,19 @@ def test_pixels_can_be_clustered_without_any_model():
         Cluster(**settings, pixels=False)
 
 
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"latent": 1}, "latent must be at least 2; given 1"),
+        ({"threads": 10**6}, "threads must be at most 256"),
+        ({"perplexity": 0.5}, "perplexity must be at least 1"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(changes, sentence):
+    with pytest.raises(ncode.InputError, match=sentence):
+        Cluster(**{**Cluster.presets["smoke"], **changes})
+
+
 def test_whitened_codes_are_the_same_whatever_linear_map_a_model_put_behind_its_code():
     codes = torch.randn(60, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     skewed = codes @ torch.tensor([[5.0, 1.0, 0.0], [0.0, 0.1, 2.0], [1.0, 0.0, 1.0]], dtype=torch.float64) + 7

@@ -1,0 +1,33 @@
+"""`compile=True` against the eager backend. Graphs are traced, not compiled: all but rounding can err there."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from .cases import cases
+from .promises import assert_agree, gradients, loss, outputs, solve
+from .test_solve import rounding
+
+# Tracing takes a second.
+few = settings(
+    max_examples=2 if settings().derandomize else 5,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+@few
+@given(cases(empty=False), st.sampled_from(["discrete", "adjoint", "autograd"]))
+def test_compiled_solves_are_those_of_the_eager_backend(case, gradient):
+    results = []
+    for compile in (False, True):
+        arguments = case.build(trained=True)
+        solution = solve(arguments, gradient=gradient, compile=compile)
+        results.append((outputs(solution), gradients(loss(solution), arguments.leaves)))
+    (values, slopes), (compiled_values, compiled_slopes) = results
+    tolerance = rounding(case) if "dt" in case.options else rounding(case) + case.options["rtol"]
+    assert_agree(compiled_values, values, 1e3 * tolerance)
+    assert_agree(compiled_slopes, slopes, 1e4 * tolerance, "gradient of ")

@@ -1,0 +1,145 @@
+"""Dynamics that are no pure function of (t, x, theta): handled, or refused before a wrong number can come of it."""
+
+import pytest
+import torch
+from torch import nn
+
+import ncode
+from ncode import InputError
+
+from .systems import DOUBLE, GRADIENTS, close, double
+
+MODES = (torch.no_grad, torch.enable_grad, torch.inference_mode)
+RATES = double(1.0, 100.0, 1.0, 1.0, 50.0, 3.0, 0.1, 0.2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("trained", [True, False])
+def test_dynamics_that_change_x_are_refused_and_x0_stays(mode, trained):
+    net = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(2, 2)).requires_grad_(trained)
+    x0 = torch.randn(3, 2, generator=torch.Generator().manual_seed(0))
+    kept = x0.clone()
+    with mode(), pytest.raises(InputError, match="in place"):
+        ncode.solve(lambda t, x, theta: net(x), x0, 0.0, 1.0)
+    assert torch.equal(x0, kept)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_dynamics_that_change_theta_are_refused_and_theta_stays(mode):
+    theta = torch.ones(3, 2)
+    with mode(), pytest.raises(InputError, match="in place"):
+        ncode.solve(lambda t, x, theta: theta.mul_(2) * x, torch.ones(3, 2), 0.0, 1.0, theta=theta)
+    assert torch.equal(theta, torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.25}])
+def test_a_change_in_place_at_a_later_time_is_refused(gradient, options):
+    def dynamics(t, x, theta):
+        return -x if float(t.detach().max()) < 0.3 else x.detach().neg_()
+
+    with torch.no_grad(), pytest.raises(InputError, match="in place"):
+        ncode.solve(dynamics, torch.ones(3, 2), 0.0, 1.0, gradient=gradient, **options)
+
+
+@pytest.mark.parametrize("method", ["midpoint", "rk4", "dopri5"])
+def test_an_output_that_is_written_again_is_refused(method):
+    buffer = torch.empty(3, 1)
+    with torch.no_grad(), pytest.raises(InputError, match="had returned before"):
+        ncode.solve(lambda t, x, theta: torch.mul(x, -1, out=buffer), torch.ones(3, 1), 0.0, 1.0, method=method, dt=0.1)
+
+
+def test_one_evaluation_per_step_may_write_its_output_again():
+    buffer, x0 = torch.empty(3, 1, dtype=DOUBLE), double(1.0, 2.0, 3.0)
+    with torch.no_grad():
+        sol = ncode.solve(lambda t, x, theta: torch.mul(x, -1, out=buffer), x0, 0.0, 1.0, method="euler", dt=0.125)
+    close(sol.x, x0 * 0.875**8)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda k: k[:1], "shape"),
+        (lambda k: k.sum(), "shape"),
+        (lambda k: k.double(), "float64"),
+        (lambda k: k + 0j, "complex"),
+        (lambda k: k[..., None], "shape"),
+        (lambda k: None, "NoneType"),
+    ],
+)
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_what_dynamics_return_is_checked_at_every_evaluation(change, words, gradient):
+    calls = []
+
+    def dynamics(t, x, theta):
+        calls.append(t)
+        return -x if len(calls) < 5 else change(-x)
+
+    with pytest.raises(InputError, match=words):
+        ncode.solve(dynamics, torch.ones(3, 2), 0.0, 1.0, gradient=gradient)
+
+
+# Dynamics that know their samples by position.
+
+
+def rows_of_a_longer_table(x):
+    return torch.cat([RATES, torch.zeros(92, 1, dtype=DOUBLE)])[: len(x)]
+
+
+def rows_made_inside(x):
+    return RATES.clone()
+
+
+def rows_in_a_loop(x):
+    numbers = RATES[:, 0].tolist()
+    return torch.stack([torch.full_like(row, numbers[i]) for i, row in enumerate(x)])
+
+
+@pytest.mark.parametrize("rates", [rows_of_a_longer_table, rows_made_inside, rows_in_a_loop])
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("options", [{}, {"method": "dopri8"}, {"checkpoint_every": 3}])
+def test_dynamics_may_know_their_samples_by_position(rates, gradient, options):
+    x0 = torch.ones(8, 1, dtype=DOUBLE, requires_grad=True)
+    tight = {"rtol": 1e-8, "atol": 1e-8}
+    sol = ncode.solve(lambda t, x, theta: -rates(x) * x, x0, 0.0, 1.0, gradient=gradient, **tight, **options)
+    close(sol.x, torch.exp(-RATES), atol=1e-6, rtol=1e-6)
+    if gradient != "adjoint":  # its reverse, exp(100 t), has no right digits here
+        (grad,) = torch.autograd.grad(sol.x.sum(), x0)
+        close(grad, torch.exp(-RATES), atol=1e-6, rtol=1e-6)
+
+
+def test_samples_that_finish_are_still_left_out_where_positions_do_not_matter():
+    sizes = []
+
+    def dynamics(t, x, theta):
+        sizes.append(len(x))
+        return -theta * x
+
+    ncode.solve(dynamics, torch.ones(8, 1, dtype=DOUBLE), 0.0, 1.0, theta=RATES, rtol=1e-8, atol=1e-8)
+    assert sizes[-1] < 8
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_a_failed_sample_of_a_batch_that_stays_whole_spoils_no_shared_gradient(gradient):
+    weight = torch.tensor([1.0, 2.0], dtype=DOUBLE, requires_grad=True)
+    rows = double(0.0, 1.0)
+
+    def dynamics(t, x, theta):
+        return torch.tanh(weight + 0 * x) + rows * torch.exp(1e3 * torch.where(rows > 0, x, 0.0).abs())
+
+    x0 = torch.tensor([[1.5, -0.3], [-2.1, 0.5]], dtype=DOUBLE)
+    sol = ncode.solve(dynamics, x0, 0.0, 1.0, method="midpoint", throw=False, gradient=gradient)
+    assert sol.ok.tolist() == [True, False]
+    sol.x[:1].sum().backward()
+    close(weight.grad, 1 - torch.tanh(weight.detach()) ** 2)
+
+
+# Errors of the dynamics themselves.
+
+
+def test_an_error_inside_of_the_dynamics_says_what_they_were_given():
+    with pytest.raises(RuntimeError) as caught:
+        ncode.solve(lambda t, x, theta: t * x, torch.ones(3, 2), 0.0, 1.0)
+    (note,) = caught.value.__notes__
+    assert "t of shape (3,)" in note
+    assert "t.reshape(-1, 1) * x" in note

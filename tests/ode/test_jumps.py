@@ -1,0 +1,143 @@
+"""jump_ts: dynamics that jump at known times, with steps that end there and never look at both sides."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import ncode
+from ncode import Event, InputError
+
+from .systems import DOUBLE, GRADIENTS, close, double
+
+TIGHT = {"rtol": 1e-9, "atol": 1e-11}
+
+
+def square_wave(t, x, theta):
+    """+1 in [0, 1), -1 in [1, 2), +1 again: the solution is a triangle, and every step on one side is exact."""
+    return torch.where(t.floor() % 2 == 0, 1.0, -1.0).to(x.dtype)[:, None].expand_as(x)
+
+
+def triangle(t):
+    return (t % 2 - 2 * (t % 2 - 1).clamp_min(0)).abs()
+
+
+@pytest.mark.parametrize("method", ["euler", "heun", "bosh3", "dopri5", "tsit5", "dopri8"])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+def test_a_square_wave_is_solved_exactly(method, dtype):
+    """Without jumps, every stage on the wrong side of one would be an error of the order of the step."""
+    x0 = torch.zeros(2, 1, dtype=dtype)
+    options = {"dt": 0.5} if method == "euler" else {"rtol": 1e-4, "atol": 1e-4}
+    times = [0.5, 1.0, 1.25, 2.75, 4.5]
+    sol = ncode.solve(square_wave, x0, 0.0, 4.5, jump_ts=[1.0, 2.0, 3.0, 4.0], save_at=times, method=method, **options)
+    expected = triangle(torch.tensor(times, dtype=dtype))
+    close(sol.x[:, 0], expected[-1].expand(2), atol=1e-6 if dtype == torch.float32 else 1e-13)
+    # The polynomial of dopri8 has large coefficients.
+    close(sol.xs[:, :, 0], expected.expand(2, -1), atol=2e-4 if dtype == torch.float32 else 1e-12)
+    assert not sol.stats.rejected.any()
+
+
+@pytest.mark.parametrize("t0", [0.0, 1e3])
+def test_steps_near_a_jump_see_their_own_side(t0):
+    """Also for late times, in single and in double precision, forward and backward."""
+    seen = []
+
+    def field(t, x, theta):
+        seen.append(t.detach().clone())
+        return torch.where(t >= t0 + 1, 5.0, 1.0).to(x.dtype)[:, None].expand_as(x)
+
+    for dtype, ends in ((DOUBLE, (t0, t0 + 2)), (DOUBLE, (t0 + 2, t0)), (torch.float32, (t0, t0 + 2))):
+        seen.clear()
+        sol = ncode.solve(field, torch.zeros(1, 1, dtype=dtype), *ends, jump_ts=[t0 + 1], rtol=1e-3)
+        close(sol.x, torch.full((1, 1), 6.0 if ends[0] < ends[1] else -6.0, dtype=dtype), rtol=1e-6)
+        assert not any(bool((t == t0 + 1).any()) for t in seen)
+        assert sol.t.item() == ends[1]
+
+
+def test_a_jump_close_to_the_end_is_no_question_of_resolution():
+    sol = ncode.solve(square_wave, torch.zeros(1, 1), 0.0, 1.0, jump_ts=[1 - 1e-7])
+    close(sol.x, torch.ones(1, 1), atol=1e-6)
+
+
+def test_jumps_of_each_sample_are_its_own():
+    onset = torch.tensor([0.3, 0.7, 5.0], dtype=DOUBLE)
+    jumps = torch.stack([onset, torch.tensor([math.nan, 0.9, math.nan], dtype=DOUBLE)], 1)
+
+    def field(t, x, theta):
+        return torch.where(t > theta, 1.0, 0.0)[:, None] * torch.ones_like(x)
+
+    sol = ncode.solve(field, double(0.0, 0.0, 0.0), 0.0, 1.0, theta=onset, jump_ts=jumps)
+    close(sol.x[:, 0], (1 - onset).clamp_min(0), atol=1e-12)
+    assert sol.stats.steps[2] < sol.stats.steps[1]
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_gradients_pass_jumps_and_reach_their_times(gradient):
+    """x grows at the rate a until the jump and decays from there: x1 = (x0 + a (s - t0)) exp(-(t1 - s))."""
+    rate, jump = (torch.tensor(v, dtype=DOUBLE, requires_grad=True) for v in (2.0, 0.4))
+    x0, t0, t1 = (
+        double(1.0, 3.0).requires_grad_(),
+        *(torch.tensor(v, dtype=DOUBLE, requires_grad=True) for v in (0.1, 1.0)),
+    )
+    inputs = [rate, jump, x0, t0, t1]
+
+    def field(t, x, theta):
+        return torch.where((t < jump.detach())[:, None], rate * torch.ones_like(x), -x)
+
+    sol = ncode.solve(field, x0, t0, t1, jump_ts=jump[None], gradient=gradient, save_at=[0.3, 0.8], **TIGHT)
+    x1 = (x0 + rate * (jump - t0)) * torch.exp(jump - t1)
+    saved = torch.cat([x0 + rate * (0.3 - t0), (x0 + rate * (jump - t0)) * torch.exp(jump - 0.8)], 1)
+    close(sol.x, x1, atol=1e-8)
+    close(sol.xs[:, :, 0], saved, atol=1e-8)
+    got = torch.autograd.grad(sol.x.square().sum() + sol.xs.sum(), inputs)
+    close(got, torch.autograd.grad(x1.square().sum() + saved.sum(), inputs), rtol=1e-6, atol=1e-7)
+
+
+def test_jumps_outside_of_the_interval_and_at_its_ends_do_not_matter():
+    field, x0 = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2)).double(), torch.randn(3, 2, dtype=DOUBLE)
+    plain = ncode.solve(lambda t, x, theta: field(x), x0, 0.0, 1.0)
+    jumps = torch.tensor([-1.0, 0.0, 1.0, 7.0, math.nan])
+    sol = ncode.solve(lambda t, x, theta: field(x), x0, 0.0, 1.0, jump_ts=jumps)
+    close(sol.x, plain.x, rtol=1e-14)
+    assert torch.equal(sol.stats.steps, plain.stats.steps)
+
+
+def test_jumps_and_events_go_together():
+    """A ball that is pushed up at t = 0.2: both sides of the push are free falls."""
+
+    def field(t, x, theta):
+        return torch.stack([x[:, 1], torch.where(t < 0.2, 0.0, -10.0).to(x.dtype)], 1)
+
+    ground = Event(lambda t, x, theta: x[:, 0])
+    x0 = torch.tensor([[1.0, 1.0]], dtype=DOUBLE)
+    sol = ncode.solve(field, x0, 0.0, 9.0, events=ground, jump_ts=[0.2], **TIGHT)
+    close(sol.t, torch.tensor([0.2 + (1 + math.sqrt(1 + 20 * 1.2)) / 10], dtype=DOUBLE), atol=1e-9)
+
+
+def test_dense_output_respects_both_sides():
+    sol = ncode.solve(square_wave, double(0.0), 0.0, 3.0, jump_ts=[1.0, 2.0, 3.0], dense=True)
+    times = torch.linspace(0, 3, 31, dtype=DOUBLE)
+    close(sol(times)[0, :, 0], triangle(times), atol=1e-12)
+
+
+@pytest.mark.slow
+def test_compiled_solves_respect_jumps(traced):
+    x0 = double(0.0, 1.0).requires_grad_()
+    for compile in (False, True):
+        sol = ncode.solve(square_wave, x0, 0.0, 2.5, jump_ts=[1.0, 2.0], compile=compile)
+        close(sol.x, x0 + 0.5, atol=1e-12)
+        close(torch.autograd.grad(sol.x.sum(), x0)[0], torch.ones_like(x0))
+
+
+@pytest.mark.parametrize(
+    ("jumps", "options", "sentence"),
+    [
+        (torch.zeros(3, 2), {}, r"jump_ts must have shape \(T,\), times shared by all, or \(2, T\)"),
+        ("soon", {}, "jump_ts must be a tensor of times"),
+        (torch.zeros(2, 1), {"step": "batch"}, "the same for all"),
+    ],
+)
+def test_what_cannot_be_jumps_is_refused(jumps, options, sentence):
+    with pytest.raises(InputError, match=sentence):
+        ncode.solve(square_wave, double(0.0, 0.0), 0.0, 1.0, jump_ts=jumps, **options)
