@@ -4,11 +4,14 @@
 #   make test PYTHON=python3.12          another interpreter
 #   make test PYTEST="-n 4 -k order"     other arguments for pytest
 #   make bench BENCH="--device cuda"     arguments for the benchmark
-#   make fuzz SEED=123                   repeat a run
+#   make fuzz SEED=1 CALLS=100000        fuzz for hours; MINUTES=30 ends it earlier, WORKERS=16 uses more cores
 
 PYTHON ?= python3
 PYTEST ?= -n 2 --dist worksteal
 BENCH  ?=
+CALLS  ?= 5000
+MINUTES ?= inf
+WORKERS ?= 1
 SEED   ?= $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -23,7 +26,7 @@ help:
 	@echo "make test-fast     the fast tests alone"
 	@echo "make test-library  the tests of the library, with the lab hidden from them"
 	@echo "make test-lab      the tests of the lab"
-	@echo "make fuzz          the property tests, with new random examples and more of them"
+	@echo "make fuzz          random problems and mutated files against references, with new examples in every run"
 	@echo "make lint          linter, formatter, type checker and import contracts"
 	@echo "make format        format the code and fix what the linter can fix"
 	@echo "make bench         time the solver against torchdiffeq, torchode and diffrax"
@@ -51,7 +54,10 @@ test-lab: $(VENV)/with-dev
 fuzz: SEED := $(SEED)
 fuzz: $(VENV)/with-dev
 	@echo "to repeat this run: make fuzz SEED=$(SEED)"
-	$(BIN)/python -m pytest $(PYTEST) -m hypothesis --hypothesis-profile=fuzz --hypothesis-seed=$(SEED)
+	$(BIN)/python -m pytest $(PYTEST) -m hypothesis --hypothesis-profile=fuzz --hypothesis-seed=$(SEED) \
+		--ignore=tests/fuzz --ignore=lab/tests/fuzz
+	$(BIN)/python tests/fuzz/run.py --seed $(SEED) --calls $(CALLS) --minutes $(MINUTES) \
+		--workers $(WORKERS)
 
 lint: $(VENV)/with-dev
 	$(BIN)/ruff check .
