@@ -19,7 +19,7 @@ import functools
 import math
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from importlib import import_module
@@ -33,6 +33,7 @@ from .._torch_private import StorageWeakRef, TorchDispatchMode, pytree
 from ..errors import InputError, check_choice, format_value
 
 CLASS, ARGUMENTS = "class", "args"
+MAX_DEPTH = 200  # of lists and objects in a configuration
 _PUBLIC = ("ncode", "ncode.dynamics", "ncode.control", "ncode.models")
 _RENAMED = {"ncode.NCODE": {"pid": "step_rule"}}  # arguments in files of earlier versions
 
@@ -185,6 +186,7 @@ def _torch_arguments(module: nn.Module) -> dict[str, Any]:
 
 def build_module(data: object, allow_imports: Sequence[str] | None, max_memory: float = math.inf) -> nn.Module:
     """Build the module that plain data describe, without advancing the global random number generator."""
+    _check_depth(data)
     try:
         with torch.random.fork_rng(devices=[]), MemoryLimit(max_memory):
             module = from_data(data, allow_imports)
@@ -192,13 +194,27 @@ def build_module(data: object, allow_imports: Sequence[str] | None, max_memory: 
         raise
     except TypeError as error:
         raise InputError(f"the configuration does not fit this version of ncode: {error}") from error
-    except RecursionError as error:
-        raise InputError("the configuration is nested too deeply") from error
     except Exception as error:  # whatever a constructor raises for arguments that it was not made for
         raise InputError(f"the configuration cannot be built ({type(error).__name__}: {error})") from error
     if not isinstance(module, nn.Module):
         raise InputError(f"the configuration describes a {type(module).__name__}, not a module")
     return module
+
+
+def _check_depth(data: object) -> None:
+    """Refuse deep nests before the functions that call themselves meet them: Python's own limit can be moved."""
+    level = [data]
+    for _ in range(MAX_DEPTH):
+        level = [child for it in level for child in _children(it)]
+        if not level:
+            return
+    raise InputError(f"the configuration is nested too deeply: it has more than {MAX_DEPTH} lists and objects in turn")
+
+
+def _children(data: object) -> Iterable[object]:
+    if isinstance(data, dict):
+        return data.values()
+    return data if isinstance(data, list) else ()
 
 
 class MemoryLimit(TorchDispatchMode):
