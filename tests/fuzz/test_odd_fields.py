@@ -22,6 +22,13 @@ from .test_solve import rounding
 
 Field = Callable[[Tensor, Tensor, Any], Any]
 
+OTHER_PRECISION = {
+    torch.float32: torch.float64,
+    torch.float64: torch.float32,
+    torch.complex64: torch.complex128,
+    torch.complex128: torch.complex64,
+}
+
 # What a field returns instead of its slope k, from some evaluation on.
 WRONG_SLOPES: dict[str, Callable[[Tensor], Any]] = {
     "one row": lambda k: k[:1],
@@ -30,7 +37,7 @@ WRONG_SLOPES: dict[str, Callable[[Tensor], Any]] = {
     "a tensor without dimensions": lambda k: k.real.mean(),
     "a flat tensor": lambda k: k.reshape(-1),
     "one more dimension": lambda k: k[..., None],
-    "another precision": lambda k: k.float() if k.dtype == torch.float64 else k.to(torch.float64),
+    "another precision": lambda k: k.to(OTHER_PRECISION[k.dtype]),
     "complex numbers": lambda k: k + 1j * k.real if not k.is_complex() else k.real,
     "half precision": lambda k: k.real.half(),
     "whole numbers": lambda k: k.real.int(),

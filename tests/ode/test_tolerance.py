@@ -155,3 +155,9 @@ def test_a_block_saves_tolerances_per_component_and_takes_others_per_sample(tmp_
     assert "rtol=tensor" in repr(again)
     own = block.solve(x, rtol=torch.tensor([[1e-2], [1e-6], [1e-4]]))
     close(own.x[1:2], block.solve(x[1:2], rtol=1e-6).x, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (0, 2, 2)])
+def test_a_batch_without_samples_takes_tensors(shape):
+    x0 = torch.zeros(shape)
+    assert ncode.solve(lambda t, x, theta: -x, x0, 0.0, 1.0, atol=torch.tensor(1e-4)).x.shape == shape

@@ -146,7 +146,8 @@ def _smallest(values: Sequence[Value]) -> Value:
     number = min(positive, default=math.inf)
     if not tensors:
         return number if positive else 0.0
-    found = [torch.where(value > 0, value, math.inf).reshape(len(value), -1).amin(1) for value in tensors]
+    rows = [value.reshape(len(value), math.prod(value.shape[1:])) for value in tensors]
+    found = [torch.where(value > 0, value, math.inf).amin(1) for value in rows]
     smallest = torch.stack(found).amin(0).clamp_max(number)
     return torch.where(smallest.isfinite(), smallest, 0.0)
 
