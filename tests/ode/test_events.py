@@ -133,6 +133,27 @@ def test_a_direction_selects_the_changes_of_sign(direction, expected):
     close(sol.x[0, 0], torch.tensor(math.cos(12.0), dtype=DOUBLE), atol=1e-7)
 
 
+@pytest.mark.parametrize("method", ["bosh3", "dopri5", "rodas5p"])
+@pytest.mark.parametrize("direction", [0, -1])
+@pytest.mark.parametrize("end", [6.0, -6.0])
+def test_each_crossing_counts_once(method, direction, end):
+    """Re(z) of dz/dt = (a + i w) z is 0 where its angle is: after an event, rounding is no crossing of its own."""
+    a, w, angle = torch.rand(3, 200, dtype=DOUBLE).unbind()
+    a, w, angle = a - 0.5, 0.5 + 3 * w, 6 * angle
+
+    def spiral(t, x, theta):
+        return torch.stack([a * x[:, 0] - w * x[:, 1], w * x[:, 0] + a * x[:, 1]], 1)
+
+    event = Event(height, terminal=False, direction=direction)
+    x0 = torch.stack([angle.cos(), angle.sin()], 1)
+    sol = ncode.solve(spiral, x0, 0.0, end, events=event, method=method, rtol=1e-6, max_dt=0.4)
+    turns = (torch.arange(-20, 20) + 0.5) * math.pi
+    times = (turns - angle[:, None]) / w[:, None] / end
+    falls = torch.sin(turns) * end > 0
+    expected = ((times > 0) & (times < 1) & (falls | (direction == 0))).sum(1)
+    assert sol.events[0].counts.tolist() == expected.tolist()
+
+
 def test_events_work_backward_in_time():
     event = Event(height, terminal=False)
     x0 = torch.tensor([[math.cos(12.0), -math.sin(12.0)]], dtype=DOUBLE)

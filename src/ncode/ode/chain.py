@@ -71,6 +71,7 @@ class _Chain:
         system = replace(problem.system, shifted=True, bounded=jumps is not None)
         self.problem = replace(problem, system=system, interval=None, whole_span=problem.span)
         self.events, self.jumps = events, jumps
+        self.watch: EventWatch | None = None  # of the last solve
         self.control = problem.control
         self.z = self.final = problem.z0
         self.tau = torch.zeros_like(problem.t0)  # time since t0
@@ -90,7 +91,7 @@ class _Chain:
         """Solve to the next jump, event or t1 of each sample."""
         target, is_end = self._target()
         part = self._part(target)
-        watch = EventWatch(self.events, part) if self.events else None
+        watch = self.watch = EventWatch(self.events, part, self.watch) if self.events else None
         solved = solve_problem(part, watch)
         self.stats.append(solved.stats)
         active, ok = self.active, solved.codes == Status.OK

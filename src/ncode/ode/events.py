@@ -91,13 +91,15 @@ def check_events(events: Any) -> tuple[Event, ...]:
 class EventWatch:
     """Watches one solve for the first event of each sample, and ends the sample's interval there."""
 
-    def __init__(self, events: Sequence[Event], problem: Problem):
+    def __init__(self, events: Sequence[Event], problem: Problem, before: EventWatch | None = None):
         batch, device = problem.batch, problem.t0.device
         self.events, self.system = events, problem.system
         self.directions = torch.tensor([event.direction for event in events], device=device)
         self.signs = torch.zeros(batch, len(events), device=device)
         self.fired = torch.zeros(batch, len(events), dtype=torch.bool, device=device)
         self.ends = torch.zeros_like(problem.t0)
+        # The length of the solve before, for events that ended it: the scale of the rounding of their times.
+        self.since = torch.zeros_like(self.signs) if before is None else before.fired * before.ends.abs()[:, None]
         functions = [it for event in events for it in (event.function, event.reset) if it is not None]
         held = [it for function in functions for it in held_by(function) if isinstance(it, Tensor)]
         self.holds_samples = any(batch in tensor.shape for tensor in held)  # a tensor may have one row per sample
@@ -132,6 +134,8 @@ class EventWatch:
         t, z, theta = problem.start
         values, rates, sizes = self.rates(self.system.clock(theta, t), z, theta, slope)
         forward = problem.span.detach().sign()[:, None].to(values.dtype)
+        # Of the value, and of the time of an event that has just happened.
+        sizes = sizes + rates.abs() * self.since.to(sizes.dtype)
         rounding = 64 * torch.finfo(values.dtype).eps * sizes
         self.signs = torch.where(values.abs() > rounding, values.sign(), (rates * forward).sign())
 
