@@ -1,30 +1,18 @@
 """The page in a real browser: what a parser cannot see."""
 
-import html
-import json
-import re
-import shutil
-import subprocess
-
 import pytest
 from ncode_lab.report import write_report
 from ncode_lab.training import Reported
 
+from ..browser import DARK, brightness, needs_browser, probe
 from .runs import result, write_run
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="neither chromium nor google-chrome is installed")
+pytestmark = needs_browser
 
-FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    *("--hide-scrollbars", "--dump-dom"),
-)
-# Runs in a copy of the page, and writes what it finds where --dump-dom shows it.
-PROBE = """<script>addEventListener("load", () => {
+PROBE = """
   const box = (e) => { const r = e.getBoundingClientRect(); return [r.left, r.right, r.width, r.height]; };
   const all = (s) => [...document.querySelectorAll(s)];
-  const seen = {
+  return {
     inner: innerWidth, scroll: document.documentElement.scrollWidth,
     images: all("img").map((e) => ({loaded: e.complete && e.naturalWidth > 0, box: box(e)})),
     tables: all("section > .box table").map((e) => ({rows: e.querySelectorAll("tbody tr").length, box: box(e)})),
@@ -32,9 +20,7 @@ PROBE = """<script>addEventListener("load", () => {
     folded: all("details").map((e) => e.open),
     page: getComputedStyle(document.body).backgroundColor, ink: getComputedStyle(document.body).color,
     cards: all(".card").map((e) => getComputedStyle(e).backgroundColor),
-  };
-  document.body.dataset.seen = JSON.stringify(seen);
-});</script>"""
+  };"""
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +41,7 @@ def page(tmp_path_factory):
 
 def look(page, folder, *flags, unfold=False):
     text = page.read_text(encoding="utf-8")
-    # The page forbids all scripts, the probe too.
-    text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-    if unfold:
-        text = text.replace("<details", "<details open")
-    copy = folder / "copy.html"
-    copy.write_text(text.replace("</body>", f"{PROBE}</body>"), encoding="utf-8")
-    command = [BROWSER, *FLAGS, f"--user-data-dir={folder / 'profile'}", *flags, copy.as_uri()]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
-    found = re.search('data-seen="([^"]*)"', run.stdout)
-    assert found, f"the browser did not run the page: {run.stderr[-2000:]}"
-    return json.loads(html.unescape(found[1]))
-
-
-def brightness(colour):
-    return sum(map(float, re.findall(r"[\d.]+", colour)[:3]))
+    return probe(text.replace("<details", "<details open") if unfold else text, PROBE, folder, *flags)
 
 
 def test_figures_and_tables_are_rendered(page, tmp_path):
@@ -94,6 +66,6 @@ def test_a_phone_scrolls_tables_and_never_the_page(page, tmp_path):
 
 
 def test_in_the_dark_the_page_is_dark_and_figures_stay_on_white(page, tmp_path):
-    seen = look(page, tmp_path, "--window-size=1200,900", "--blink-settings=preferredColorScheme=0")
+    seen = look(page, tmp_path, "--window-size=1200,900", DARK)
     assert brightness(seen["page"]) < brightness(seen["ink"])
     assert set(seen["cards"]) == {"rgb(255, 255, 255)"}

@@ -13,7 +13,7 @@ from ncode.errors import check_choice
 
 from ..experiments import EXPERIMENTS, find
 from ..training import RunOptions
-from .report import CollectOptions, ReportOptions, TablesOptions
+from .report import CollectOptions, ExplorerOptions, ReportOptions, TablesOptions
 from .run import DEFAULT_PRESET, DemoOptions, PresetFlags, SweepArguments, form
 
 SHELLS = ("bash", "zsh")
@@ -48,6 +48,7 @@ def _all_commands() -> Any:
         "report": ReportOptions,
         "demo": DemoOptions,
         "sweep": form("Sweep", sweep=SweepArguments),
+        "explorer": ExplorerOptions,
         "collect": CollectOptions,
         "tables": TablesOptions,
         "list": make_dataclass("List", []),

@@ -31,6 +31,7 @@ COMMANDS = {
     "sweep": Command("run an experiment over a grid of settings", "run", "sweep"),
     "collect": Command("copy the results of runs to results/, one JSON file per trial", "report", "collect"),
     "tables": Command("write the results under results/ into the tables of a Markdown file", "report", "tables"),
+    "explorer": Command("write the explorer, a page that trains small models in a browser", "report", "explorer"),
     "completion": Command("print a shell completion script: ncode completion bash", "completion", "completion"),
 }
 

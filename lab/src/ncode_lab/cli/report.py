@@ -1,4 +1,4 @@
-"""`ncode report`, `ncode collect` and `ncode tables`."""
+"""`ncode report`, `ncode explorer`, `ncode collect` and `ncode tables`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import tyro
 from ncode import InputError
 
 from ..experiments import EXPERIMENTS, find
+from ..explorer import write_explorer
 from ..report import (
     BLOCK,
     Drawing,
@@ -52,6 +53,20 @@ def _redraw(run: Run, folder: Path) -> list[Drawing]:
         return []
     target = Path(tempfile.mkdtemp(dir=folder))
     return [Drawing(each.name, each.caption, each.save(target)) for each in find(name).redraw(run.results)]
+
+
+@dataclass(frozen=True)
+class ExplorerOptions:
+    """Write the explorer: one self-contained page that trains small models in a browser."""
+
+    out: Path = Path("explorer.html")
+    """The file to write, or a folder for explorer.html."""
+
+
+def explorer(arguments: list[str]) -> int:
+    """Write the explorer, and print its path."""
+    print(write_explorer(tyro.cli(ExplorerOptions, prog="ncode explorer", args=arguments).out))
+    return 0
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..experiments import EXPERIMENTS, PRESETS, Experiment, find
 from ..experiments import run as run_experiment
 from ..experiments.sweep import Sweep, SweepOptions, read_grid
 from ..experiments.sweep import sweep as run_sweep
+from ..explorer import write_explorer
 from ..report import write_report
 from ..training import RunOptions
 from ..training.devices import is_first_process
@@ -147,7 +148,7 @@ def _recorded_options(record: Mapping[str, Any]) -> RunOptions:
 
 @dataclass(frozen=True)
 class DemoOptions:
-    """Run reflection, annuli and memory quickly, then write the report: two or three minutes on two cores."""
+    """Run reflection, annuli and memory quickly, then write the report and the explorer: two or three minutes."""
 
     out: Path = Path("out/demo")
     """Folder for the runs and the report."""
@@ -170,7 +171,8 @@ def demo(arguments: list[str]) -> int:
         if not given.quiet:
             print(f"\n{name}: {kind.line}", flush=True)
         paths.append(run_experiment(kind.preset(preset), preset, options))
-    print(f"\n{write_report(paths, given.out / 'report.html')}")
+    link = write_explorer(given.out / "explorer.html").name
+    print(f"\n{write_report(paths, given.out / 'report.html', explorer=link)}")
     return 0
 
 

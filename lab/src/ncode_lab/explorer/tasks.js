@@ -35,9 +35,9 @@ function mirror() {
 
 function annuli() {
   const numbers = random(7);
-  const draw = (count, low, high) => range(count).map(() => {
+  const draw = (count, low, high) => range(count).map((i) => {
     const radius = (high - low) * Math.sqrt(numbers.next().value) + low;
-    const angle = 2 * Math.PI * numbers.next().value;
+    const angle = (2 * Math.PI * (i + numbers.next().value)) / count; // evenly around, so that there is no wide gap
     return [round(radius * Math.cos(angle)), round(radius * Math.sin(angle))];
   });
   return { x: [...draw(32, 0, 0.5), ...draw(64, 1, 1.5)], y: range(96).map((i) => (i < 32 ? 0 : 1)) };

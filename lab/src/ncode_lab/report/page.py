@@ -32,6 +32,7 @@ def write_report(
     out: str | Path,
     about: Mapping[str, Mapping[str, Any]] | None = None,
     redraw: Callable[[Run, Path], Sequence[Drawing]] | None = None,
+    explorer: str | None = None,
 ) -> Path:
     """Write one page about runs, and return its path.
 
@@ -40,6 +41,7 @@ def write_report(
         out: The file to write, or a folder for `report.html`.
         about: Title, question, columns and the paper's numbers for results outside a run folder, by experiment.
         redraw: Draws the figures of a run without any, into the given folder.
+        explorer: Address of the explorer, to link to.
 
     >>> import json, tempfile
     >>> result = dict(experiment="annuli", model="node", dataset="annuli", preset="quick", seed=0, settings={},
@@ -58,7 +60,7 @@ def write_report(
         found = gather(runs, about)
         if redraw is not None:
             found = [run if run.drawings else _redrawn(run, redraw, Path(folder)) for run in found]
-        page = render(found)
+        page = render(found, explorer)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # A lone surrogate, which JSON may hold and UTF-8 may not, becomes a question mark.
@@ -76,7 +78,7 @@ def _redrawn(run: Run, redraw: Callable[[Run, Path], Sequence[Drawing]], folder:
         return replace(run, notes=(*run.notes, fault))
 
 
-def render(runs: Sequence[Run]) -> str:
+def render(runs: Sequence[Run], explorer: str | None = None) -> str:
     """Return the page as text."""
     title = f"N-CODE: {_title(runs[0])}" if len(runs) == 1 else "N-CODE: report"
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -91,7 +93,7 @@ def render(runs: Sequence[Run]) -> str:
         tag("style", Markup(style)),
     )
     sections = (_section(key, run) for key, run in zip(keys, runs, strict=True))
-    body = tag("body", _opening(keys, runs), tag("main", *sections))
+    body = tag("body", _opening(keys, runs, explorer), tag("main", *sections))
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
 
@@ -99,14 +101,22 @@ def _title(run: Run) -> str:
     return run.text("title") or run.text("experiment") or run.name
 
 
-def _opening(keys: Sequence[str], runs: Sequence[Run]) -> Markup:
+def _opening(keys: Sequence[str], runs: Sequence[Run], explorer: str | None) -> Markup:
     line = "Neurally controlled ODEs: our results, next to those of the paper."
     links = (
         tag("li", tag("a", _title(run), href=f"#{key}"), " ", tag("span", _facts(run), class_="facts"))
         for key, run in zip(keys, runs, strict=True)
     )
     contents = tag("nav", tag("h2", "Contents"), tag("ol", *links), aria_label="Contents")
-    return tag("header", tag("h1", "N-CODE report"), tag("p", line, class_="lead"), contents)
+    more = [_explorer_link(explorer)] if explorer else []
+    return tag("header", tag("h1", "N-CODE report"), tag("p", line, class_="lead"), contents, *more)
+
+
+def _explorer_link(address: str) -> Markup:
+    link = tag("a", "Explorer", href=address)
+    return tag(
+        "p", link, ": small models to train in the browser, with the field and steps of each sample.", class_="explorer"
+    )
 
 
 def _facts(run: Run) -> str:

@@ -1,0 +1,277 @@
+// The page: state, loop, and what its controls do. SHIPPED, the trained weights, is inserted by Python.
+
+const NAMES = { node: "NODE", anode: "ANODE", "open-loop": "Open loop", "closed-loop": "Closed loop" };
+const CONTROL_NOTES = {
+  node: "θ, the same for every sample",
+  anode: "θ, the same for every sample",
+  "open-loop": "θ = γ(x(0)): drag the sample",
+  "closed-loop": "dθ/dt = g(x): move in time",
+};
+const $ = (id) => document.getElementById(id);
+const surfaces = Object.fromEntries(
+  ["input", "flow", "control", "steps", "sweep", "all", "loss"].map((id) => [id, new Surface($(id))]),
+);
+
+let palette = readPalette();
+let state = readAddress(location.hash);
+let task = makeTask(state.task, state.points);
+let runs = new Map(); // by model, of this task
+let queue = []; // [steps, lr, tolerance] that a link asks to repeat
+let region = new Region();
+let training = false;
+let playing = false;
+let requested = false;
+let lastFrame = 0;
+const cards = new Map();
+const cache = new Map(); // what was computed last under a name, with the key it belongs to
+
+/** Shipped weights {weights, base64, curve, steps} of a model, or null. */
+function shippedWeights(model, seed) {
+  const found = SHIPPED[`${state.task}/${model}`];
+  if (!found || seed !== 0 || state.points) return null;
+  const bytes = Uint8Array.from(atob(found.weights), (character) => character.charCodeAt(0));
+  return { ...found, base64: found.weights, weights: new Float32Array(bytes.buffer) };
+}
+
+function runOf(model) {
+  if (!runs.has(model)) {
+    const run = new Run(model, task, state.seed);
+    const shipped = shippedWeights(model, state.seed);
+    if (shipped) run.start(state.seed, shipped);
+    runs.set(model, run);
+  }
+  return runs.get(model);
+}
+const current = () => runOf(state.model);
+
+/** The value of `compute`, kept until its key changes. */
+function cached(name, key, compute) {
+  const text = String(key);
+  if (cache.get(name)?.key !== text) cache.set(name, { key: text, value: compute() });
+  return cache.get(name).value;
+}
+
+const followed = (model) => {
+  const run = runOf(model);
+  return cached(`all ${model}`, [state.task, run.version, state.tolerance], () => followAll(run, state.tolerance));
+};
+const chosenSample = () => {
+  const run = current();
+  const key = [state.task, state.model, run.version, state.tolerance, state.sample];
+  return cached("sample", key, () => followSample(run, state.sample, state.tolerance));
+};
+
+// The loop: train, move in time, compute regions, draw; again as long as something changes.
+
+function request() {
+  if (requested) return;
+  requested = true;
+  requestAnimationFrame(frame);
+}
+
+function frame(now) {
+  requested = false;
+  const run = current();
+  if (training || queue.length) trainFor(run, 14);
+  if (playing) advanceTime(now);
+  lastFrame = now;
+  if (task.dim > 1) {
+    cached("region", [state.task, state.model, run.version, state.tolerance], () => region.refresh());
+    region.work(run, state.tolerance, training ? 6 : 20);
+  }
+  draw();
+  if (training || queue.length || playing || (task.dim > 1 && region.left)) request();
+  else settle();
+}
+
+function trainFor(run, milliseconds) {
+  const until = performance.now() + milliseconds;
+  do {
+    const [, lr, tolerance] = queue[0] ?? [1, state.lr, state.tolerance];
+    run.train(tolerance, lr);
+    if (queue.length && --queue[0][0] === 0) queue.shift();
+    if (run.failed || !(training || queue.length)) {
+      queue = [];
+      setTraining(training && !run.failed);
+      return;
+    }
+  } while (performance.now() < until);
+}
+
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+/** Move in time, once around in four seconds; in ten jumps where motion is to be reduced. */
+function advanceTime(now) {
+  const passed = Math.min(now - lastFrame, 100) / 4000;
+  advanceTime.t = (advanceTime.t ?? state.t) + passed;
+  if (advanceTime.t >= 1) advanceTime.t = state.t < 1 ? 1 : 0;
+  state.t = still.matches ? Math.floor(advanceTime.t * 10) / 10 : Math.round(advanceTime.t * 100) / 100;
+  if (advanceTime.t === 1) setPlaying(false);
+}
+
+/** Nothing moves any more: say what is seen, and keep it in the address. */
+function settle() {
+  $("status").textContent = describe();
+  try {
+    history.replaceState(null, "", writeAddress(state, current()));
+  } catch {
+    // A sandboxed frame has no address to keep.
+  }
+}
+
+// Drawing.
+
+function draw() {
+  const run = current();
+  const { model } = run;
+  const { all, loss } = followed(state.model);
+  const sample = chosenSample();
+  const box = easeTo(boxOf([...all, sample]));
+  const readOut = task.classify && model.state === 2 ? run.p.subarray(model.readAt) : null;
+  const scene = { task, model, all, sample, t: state.t, box, readOut };
+  if (task.dim === 1) drawLine(surfaces.flow, palette, scene);
+  else {
+    drawInput(surfaces.input, palette, { task, region, sample, zoom: REACH });
+    drawPlane(surfaces.flow, palette, scene);
+  }
+  drawControl(surfaces.control, palette, model, sample, state.t);
+  drawSteps(surfaces.steps, palette, sample, state.t);
+  const key = [state.task, state.model, run.version, state.sample];
+  const counts = training ? (cache.get("sweep")?.value ?? []) : cached("sweep", key, () => sweepTolerance(run, state.sample));
+  drawSweep(surfaces.sweep, palette, counts, state.tolerance);
+  drawAll(surfaces.all, palette, all);
+  drawLoss(surfaces.loss, palette, run.curve);
+  for (const name of MODELS) drawCard(name);
+  writeNotes(run, sample, all, loss);
+}
+
+/** During training the view follows the trajectories slowly, so that it does not jump. */
+function easeTo(box) {
+  const before = cache.get("box");
+  const share = training && before ? 0.12 : 1;
+  const next = before ? Object.fromEntries(Object.entries(box).map(([key, value]) => [key, before[key] + share * (value - before[key])])) : box;
+  cache.set("box", next);
+  return next;
+}
+
+function drawCard(name) {
+  const run = runOf(name);
+  const found = followed(name);
+  const { surface, facts } = cards.get(name);
+  drawThumbnail(surface, palette, { task, all: found.all });
+  const score = task.classify ? `${Math.round(100 * found.right)} % right` : `error ${shortNumber(found.loss)}`;
+  setText(facts, task.data.x.length ? `${score} · ${run.steps} steps` : "no points yet");
+}
+
+function writeNotes(run, sample, all, loss) {
+  const most = Math.max(...all.map(({ accepted, rejected }) => accepted + rejected), 0);
+  setText($("control-note"), CONTROL_NOTES[state.model]);
+  setText($("steps-note"), `${sample.accepted} accepted, ${sample.rejected} rejected`);
+  setText($("all-note"), `at most ${most}`);
+  setText($("loss-note"), `${shortNumber(loss)} · ${run.steps} steps · ${run.model.parameters} parameters`);
+  setText($("caption"), caption(run));
+  $("time").value = state.t;
+  setText($("time-value"), `t = ${state.t.toFixed(2)}`);
+}
+
+function caption(run) {
+  if (!task.data.x.length) return "Add points of both classes, then train.";
+  if (run.failed) return "The loss is not finite any more: start from the seed, with a smaller learning rate.";
+  return (run.steps < 40 ? "Hardly trained yet: press Train and watch. " : "") + CAPTIONS[state.task][state.model];
+}
+
+const setText = (element, text) => element.textContent !== text && (element.textContent = text);
+const shortNumber = (value) => (Number.isFinite(value) ? (value < 1e-3 ? value.toExponential(1).replace("-", "−") : value.toPrecision(3)) : "–");
+const writePoint = (values) => minus(values.length > 1 ? `(${values.map((value) => value.toFixed(2)).join(", ")})` : values[0].toFixed(2)).replaceAll("-", "−");
+
+/** The chosen sample in words, for those who do not see the figures. */
+function describe() {
+  const sample = chosenSample();
+  const { model } = current();
+  if (!sample.ok) return `The solve of the sample at ${writePoint(state.sample)} failed: its field is too steep.`;
+  const end = writePoint([...sample.z.subarray(0, model.dim)]);
+  const goal = task.classify
+    ? `, class 1 with probability ${sample.probability.toFixed(2)}`
+    : `; its target is ${writePoint(state.sample.map((value, j) => (j === 0 ? 0 - value : value)))}`;
+  return `The sample at ${writePoint(state.sample)} ends at ${end}${goal}. ${sample.nfe} evaluations of the field.`;
+}
+
+// Changes of state.
+
+function setTraining(on) {
+  training = on && task.data.x.length > 0;
+  $("train").textContent = training ? "Pause" : "Train";
+  $("train").setAttribute("aria-pressed", String(training));
+  if (training) $("status").textContent = "Training …";
+  request();
+}
+
+function setPlaying(on) {
+  playing = on;
+  advanceTime.t = on && state.t >= 1 ? 0 : state.t;
+  if (on) state.t = advanceTime.t;
+  $("play").textContent = on ? "Stop" : "Play";
+  $("play").setAttribute("aria-pressed", String(on));
+  request();
+}
+
+function setSample(values) {
+  state.sample = values.map((value) => round(Math.min(Math.max(value, -REACH), REACH)));
+  request();
+}
+
+/** Another task, or other points of it: all models start again. */
+function setTask(name, points = null) {
+  const other = name !== state.task;
+  Object.assign(state, { task: name, points });
+  if (other) state.sample = SAMPLES[name].slice();
+  task = makeTask(name, points);
+  runs = new Map();
+  cache.clear();
+  region.refresh(true);
+  if (!task.data.x.length) setTraining(false);
+  showTask();
+}
+
+function setModel(name) {
+  state.model = name;
+  queue = [];
+  region.refresh(true);
+  request();
+}
+
+function restart() {
+  queue = [];
+  current().start(state.seed);
+  request();
+}
+
+function showTask() {
+  const plane = task.dim > 1;
+  $("task").value = state.task;
+  $("input-figure").hidden = !plane;
+  $("input-figure").parentElement.classList.toggle("single", !plane);
+  $("tools").hidden = state.task !== "own";
+  $("input-title").textContent = task.classify
+    ? "Input and predicted class. Drag the sample."
+    : "Input; red: target missed. Drag the sample.";
+  $("flow-title").textContent = plane
+    ? `Flow until t, field of the sample${task.classify ? "" : ", targets"}`
+    : "All samples over time, and the field of the chosen one. Rings: targets. Drag the sample.";
+  request();
+}
+
+/** Show the state of an address. */
+function load(text) {
+  state = readAddress(text);
+  setTask(state.task, state.points);
+  const run = current();
+  if (state.fromSeed) run.start(state.seed);
+  queue = state.history;
+  $("seed").value = state.seed;
+  $("lr").value = state.lr;
+  $("tolerance").value = state.tolerance;
+  const card = cards.get(state.model);
+  card.input.checked = true;
+  request();
+}
