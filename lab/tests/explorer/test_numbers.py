@@ -12,6 +12,8 @@ import ncode
 
 from ..browser import needs_browser, probe
 
+pytestmark = [needs_browser, pytest.mark.slow]
+
 MODELS = ("node", "anode", "open-loop", "closed-loop")
 TOLERANCES = (1e-2, 1e-4, 1e-8)
 TIMES = (0.0, 0.21, 0.5, 0.98, 1.0)
@@ -94,7 +96,6 @@ def solve_by_library(case):
     return sol, loss, torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(model.parameters()))])
 
 
-@needs_browser
 def test_end_states_and_steps_are_those_of_the_library(solved):
     rejected = 0
     for case, found in solved:
@@ -110,14 +111,12 @@ def test_end_states_and_steps_are_those_of_the_library(solved):
     assert rejected > 100  # or the rule for rejected steps was not tested
 
 
-@needs_browser
 def test_states_between_steps_are_those_of_the_library(solved):
     for case, found in solved:
         sol, *_ = solve_by_library(case)
         assert_close(torch.tensor(found["between"])[..., : sol.x.shape[1]], sol.xs, rtol=1e-9, atol=1e-9)
 
 
-@needs_browser
 def test_losses_and_gradients_are_those_of_the_library(solved):
     for case, found in solved:
         _, loss, gradient = solve_by_library(case)
@@ -141,7 +140,6 @@ return kinds.flatMap(([name, kind]) => [false, true].map((shipped) => {
 }));"""
 
 
-@needs_browser
 def test_the_printed_script_prints_the_numbers_of_the_page(tmp_path, capsys):
     for found in probe(render_explorer(), PRINT, tmp_path):
         exec(compile(found["script"], "script.py", "exec"), {})

@@ -35,7 +35,7 @@ function readSample(text, dim) {
   return values.length === dim && values.every((value) => Math.abs(value) <= REACH) ? values.map(round) : null;
 }
 
-/** The training that a link repeats, as [steps, lr, tolerance]: at most 5,000 steps, at rates and tolerances of the page. */
+/** The training that a link repeats, as [steps, lr, tolerance]: at most 5,000 steps, with choices of the page. */
 function readHistory(text) {
   let left = 5000;
   return text.split(";").flatMap((part) => {

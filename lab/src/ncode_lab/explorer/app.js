@@ -61,6 +61,13 @@ const chosenSample = () => {
   return cached("sample", key, () => followSample(run, state.sample, state.tolerance));
 };
 
+const stepsByTolerance = () => {
+  const run = current();
+  // Eight solves, some of them to tight tolerances: too many for every frame of a training.
+  const key = training ? cache.get("sweep")?.key : [state.task, state.model, run.version, state.sample];
+  return cached("sweep", key, () => sweepTolerance(run, state.sample));
+};
+
 // The loop: train, move in time, compute regions, draw; again as long as something changes.
 
 function request() {
@@ -136,9 +143,7 @@ function draw() {
   }
   drawControl(surfaces.control, palette, model, sample, state.t);
   drawSteps(surfaces.steps, palette, sample, state.t);
-  const key = [state.task, state.model, run.version, state.sample];
-  const counts = training ? (cache.get("sweep")?.value ?? []) : cached("sweep", key, () => sweepTolerance(run, state.sample));
-  drawSweep(surfaces.sweep, palette, counts, state.tolerance);
+  drawSweep(surfaces.sweep, palette, stepsByTolerance(), state.tolerance);
   drawAll(surfaces.all, palette, all);
   drawLoss(surfaces.loss, palette, run.curve);
   for (const name of MODELS) drawCard(name);
@@ -147,9 +152,10 @@ function draw() {
 
 /** During training the view follows the trajectories slowly, so that it does not jump. */
 function easeTo(box) {
-  const before = cache.get("box");
-  const share = training && before ? 0.12 : 1;
-  const next = before ? Object.fromEntries(Object.entries(box).map(([key, value]) => [key, before[key] + share * (value - before[key])])) : box;
+  const before = cache.get("box") ?? box;
+  const share = training ? 0.12 : 1;
+  const follow = (name) => before[name] + share * (box[name] - before[name]);
+  const next = { a: follow("a"), b: follow("b"), r: follow("r") };
   cache.set("box", next);
   return next;
 }
@@ -181,8 +187,16 @@ function caption(run) {
 }
 
 const setText = (element, text) => element.textContent !== text && (element.textContent = text);
-const shortNumber = (value) => (Number.isFinite(value) ? (value < 1e-3 ? value.toExponential(1).replace("-", "−") : value.toPrecision(3)) : "–");
-const writePoint = (values) => minus(values.length > 1 ? `(${values.map((value) => value.toFixed(2)).join(", ")})` : values[0].toFixed(2)).replaceAll("-", "−");
+
+function shortNumber(value) {
+  if (!Number.isFinite(value)) return "–";
+  return minus(value < 1e-3 ? value.toExponential(1) : value.toPrecision(3));
+}
+
+function writePoint(values) {
+  const text = values.map((value) => minus(value.toFixed(2))).join(", ");
+  return values.length > 1 ? `(${text})` : text;
+}
 
 /** The chosen sample in words, for those who do not see the figures. */
 function describe() {

@@ -4,7 +4,8 @@
 function drawControl(surface, palette, model, sample, t) {
   surface.begin();
   const largest = Math.max(...TIMES.flatMap((time) => [...sample.controlAt(time)].map(Math.abs)), 1e-9);
-  const colour = (value) => diverging(palette.below, mix(palette.soft, palette.firm, 0.15), palette.above, value / largest);
+  const middle = mix(palette.soft, palette.firm, 0.15);
+  const colour = (value) => diverging(palette.below, middle, palette.above, value / largest);
   const right = drawWeights(surface, palette, model, sample.controlAt(t), colour);
   if (model.shared) drawScale(surface, palette, colour, largest);
   else drawWeightsOverTime(surface, palette, sample, t, colour, largest, right + 34);
@@ -84,8 +85,9 @@ function drawSweep(surface, palette, counts, tolerance) {
     const now = each.tolerance === tolerance;
     surface.bar(i, i + 1, 0, each.accepted, css(palette.accepted, now ? 1 : 0.5), 4);
     surface.bar(i, i + 1, each.accepted, each.accepted + each.rejected, css(palette.rejected, now ? 1 : 0.5), 4);
+    const total = each.accepted + each.rejected;
     const [middle, ink] = [surface.px(i + 0.5), css(now ? palette.ink : palette.quiet)];
-    surface.text(String(each.accepted + each.rejected), middle, surface.py(each.accepted + each.rejected) - 3, ink, "center");
+    surface.text(String(total), middle, surface.py(total) - 3, ink, "center");
     surface.text(`10${superscript(Math.round(Math.log10(each.tolerance)))}`, middle, surface.height - 3, ink, "center");
   });
 }

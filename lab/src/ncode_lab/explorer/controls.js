@@ -159,3 +159,4 @@ function connect() {
 
 connect();
 load(location.hash);
+frame(performance.now()); // the first picture at once

@@ -13,7 +13,7 @@ const css = ([r, g, b], alpha = 1) => `rgb(${r} ${g} ${b} / ${alpha})`;
 const mix = (a, b, share) => a.map((value, i) => Math.round(value + (b[i] - value) * share));
 
 /** From `low` over `middle` to `high`, for s from -1 to 1. */
-const diverging = (low, middle, high, s) => (s < 0 ? mix(middle, low, Math.min(-s, 1)) : mix(middle, high, Math.min(s, 1)));
+const diverging = (low, middle, high, s) => mix(middle, s < 0 ? low : high, Math.min(Math.abs(s), 1));
 
 /** A canvas in CSS pixels, and a frame of data coordinates in it. */
 class Surface {

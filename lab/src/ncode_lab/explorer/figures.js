@@ -1,6 +1,6 @@
 // The figures. Each takes a surface, the palette, and what to show.
 
-const minus = (value) => String(value).replace("-", "−");
+const minus = (value) => String(value).replaceAll("-", "−");
 
 /** The colour of a sample: its class, or where it starts between left (or below) and right. */
 function sampleColour(palette, task, x, y) {

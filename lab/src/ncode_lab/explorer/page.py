@@ -13,7 +13,7 @@ from ..training.files import replace_file
 FOLDER = Path(__file__).parent
 # One program: each file uses those before it.
 SCRIPTS = (
-    *("solver.js", "model.js", "tasks.js", "training.js", "python.js", "scene.js"),
+    *("solver.js", "model.js", "tasks.js", "captions.js", "training.js", "python.js", "scene.js"),
     *("draw.js", "figures.js", "charts.js", "address.js", "app.js", "controls.js"),
 )
 TITLE = "N-CODE explorer"

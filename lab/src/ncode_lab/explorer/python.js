@@ -18,19 +18,18 @@ function blockLines(model) {
   const d = model.dim;
   const hidden = model.hidden.length > 1 ? `(${model.hidden.join(", ")})` : model.hidden[0];
   const trunk = `trunk = nn.Sequential(nn.Linear(${d}, ${WIDTH}), nn.Tanh())`;
+  const mlp = `ncode.dynamics.MLP(${model.state}, hidden=${hidden})`;
+  const shared = "controller = ncode.Static()  # theta is learned, the same for all samples";
   const parts = {
-    node: [`f = ncode.dynamics.MLP(${d}, hidden=${hidden})`, "controller = ncode.Static()  # theta is learned, the same for all samples"],
-    anode: [
-      `f = ncode.dynamics.Augmented(ncode.dynamics.MLP(${model.state}, hidden=${hidden}), zeros=${ZEROS})`,
-      "controller = ncode.Static()  # theta is learned, the same for all samples",
-    ],
+    node: [`f = ${mlp}`, shared],
+    anode: [`f = ncode.dynamics.Augmented(${mlp}, zeros=${ZEROS})`, shared],
     "open-loop": [
-      `f = ncode.dynamics.MLP(${d}, hidden=${hidden})`,
+      `f = ${mlp}`,
       trunk,
       "controller = ncode.OpenLoop(trunk, scale=1.0)  # theta = gamma(x(0)), one for each sample",
     ],
     "closed-loop": [
-      `f = ncode.dynamics.MLP(${d}, hidden=${hidden})`,
+      `f = ${mlp}`,
       trunk,
       "controller = ncode.ClosedLoop(ncode.control.Feedback(trunk, scale=1.0))  # dtheta/dt = g(x), theta(0) learned",
     ],
@@ -46,20 +45,24 @@ function dataLines({ data, classify }) {
 }
 
 function lossLines({ classify }, model) {
+  const seen = model.state > model.dim ? `[:, :${model.dim}]` : "";
   const body = classify
-    ? "logits = read_out(block.solve(x, rtol=tolerance, atol=tolerance).x)[:, 0]\nreturn nn.functional.binary_cross_entropy_with_logits(logits, y)"
-    : `ends = block.solve(x, rtol=tolerance, atol=tolerance).x${model.kind === "anode" ? `[:, :${model.dim}]` : ""}\nreturn (ends - y).square().mean()`;
-  return `def loss_of(tolerance):\n${indent(body)}`;
+    ? ["logits = read_out(ends)[:, 0]", "return nn.functional.binary_cross_entropy_with_logits(logits, y)"]
+    : [`return (ends${seen} - y).square().mean()`];
+  const lines = ["ends = block.solve(x, rtol=tolerance, atol=tolerance).x", ...body];
+  return `def loss_of(tolerance):\n${indent(lines.join("\n"))}`;
 }
 
 /** The weights that the training began with: shipped with the page, or made from a seed. */
 function weightLines(run) {
-  if (run.shipped) {
-    const text = wrapped(run.shipped.base64.replace(/.{100}(?=.)/g, "$& "))
+  const { shipped } = run;
+  if (shipped) {
+    const text = wrapped(shipped.base64.replace(/.{100}(?=.)/g, "$& "))
       .split("\n").map((each) => `"${each}"`).join("\n");
     return [
-      `# The weights that the explorer begins with: seed ${run.seed}, ${run.shipped.steps} steps, rounded to single precision.`,
-      `weights = torch.frombuffer(\n    bytearray(\n        base64.b64decode(\n${indent(indent(indent(text)))}\n        )\n    ),\n    dtype=torch.float32,\n).double()`,
+      `# The weights that the explorer begins with: ${shipped.steps} steps from seed ${run.seed}, in single precision.`,
+      `shipped = base64.b64decode(\n${indent(text)}\n)`,
+      "weights = torch.frombuffer(bytearray(shipped), dtype=torch.float32).double()",
     ];
   }
   const bounds = run.model.bounds.map(([size, bound]) => `(${size}, ${bound})`).join(", ");
@@ -67,7 +70,9 @@ function weightLines(run) {
     "# The explorer's random numbers: s -> 48271 s mod 2^31 - 1. Each tensor of weights is uniform within its bound.",
     `s, weights = ${(1000 * run.seed + 1) % 2147483646 + 1}, []`,
     `for size, bound in [\n${indent(wrapped(bounds))}\n]:`,
-    indent("for _ in range(size):\n    s = 48271 * s % 2147483647\n    weights.append(bound * (2 * s / 2147483647 - 1))"),
+    "    for _ in range(size):",
+    "        s = 48271 * s % 2147483647",
+    "        weights.append(bound * (2 * s / 2147483647 - 1))",
     "weights = torch.tensor(weights)",
   ];
 }
@@ -95,9 +100,12 @@ function pythonScript(run, sample, tolerance) {
     lossLines(task, model),
     "\n",
     "optimiser = torch.optim.Adam(model.parameters())",
-    `for steps, lr, tolerance in ${python(run.history).replaceAll("[", "(").replaceAll("]", ")").replace(/^\((.*)\)$/, "[$1]")}:`,
-    indent('optimiser.param_groups[0]["lr"] = lr'),
-    indent("for _ in range(steps):\n    optimiser.zero_grad()\n    loss_of(tolerance).backward()\n    optimiser.step()"),
+    `for steps, lr, tolerance in [${run.history.map((part) => `(${part.join(", ")})`).join(", ")}]:`,
+    '    optimiser.param_groups[0]["lr"] = lr',
+    "    for _ in range(steps):",
+    "        optimiser.zero_grad()",
+    "        loss_of(tolerance).backward()",
+    "        optimiser.step()",
     "",
     `solution = block.solve(torch.tensor([${python(sample)}]), rtol=${tolerance}, atol=${tolerance})`,
     `print(f"loss {loss_of(${tolerance}).item():.9g}")`,

@@ -146,8 +146,8 @@ function solve(system, z0, { t1 = 1, rtol = 1e-3, atol = 1e-6, keep = "" } = {})
 }
 
 /**
- * The gradient of a loss with respect to z(0), given z_bar, that with respect to z(t1); the system keeps the gradient of
- * its parameters. Step sizes count as constants. With stages Z_i = z + h sum_j a_ij k_j, k_i = slope(Z_i) and
+ * The gradient of a loss with respect to z(0), given z_bar, that with respect to z(t1). The system keeps the gradient
+ * of its parameters. Step sizes count as constants. With stages Z_i = z + h sum_j a_ij k_j, k_i = slope(Z_i) and
  * z_next = z + h sum_i b_i k_i, from the last stage to the first:
  *
  *   k_bar_i = h (b_i z_bar_next + sum_{j > i} a_ji Z_bar_j),    Z_bar_i = (d slope / dz at Z_i)^T k_bar_i

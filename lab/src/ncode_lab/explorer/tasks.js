@@ -87,37 +87,3 @@ function readPoints(text) {
   }
   return data;
 }
-
-// What is to be seen, in one sentence or two for each task and model.
-const CAPTIONS = {
-  line: {
-    node: "One field for all samples: trajectories cannot cross. The best a NODE can do with x → −x is to send every number to 0.",
-    anode: "A second dimension, which starts at 0 and is not drawn, lets trajectories pass each other: only their projections cross.",
-    "open-loop": "Each sample has weights of its own, θ = γ(x(0)), and so a field of its own (arrows: that of the chosen sample). Trajectories cross, and end at their targets.",
-    "closed-loop": "All samples start with the same weights, and the state drives them on the way, dθ/dt = g(x). The fields part, and trajectories cross.",
-  },
-  mirror: {
-    node: "A flow of the plane cannot turn it over, so a NODE cannot exchange left and right: it folds the sides towards the middle, or squeezes points past each other.",
-    anode: "Through a third dimension, which is not drawn, the plane can be turned over like a page.",
-    "open-loop": "Each sample has a field of its own (arrows: that of the chosen sample), so left and right pass through each other.",
-    "closed-loop": "All samples start with the same field, and each changes its own on the way: left and right pass through each other.",
-  },
-  annuli: {
-    node: "A NODE deforms the plane without tearing it. The annulus stays closed around the disc, so the boundary has to cut through it.",
-    anode: "The disc leaves the plane through a third dimension, which is not drawn, and a plane separates the classes.",
-    "open-loop": "Each sample has a field of its own (arrows: that of the chosen sample). Neighbours in the disc and in the annulus can move in opposite directions.",
-    "closed-loop": "All samples start with the same field, and each changes its own on the way: drag the sample from the disc into the annulus and watch its weights.",
-  },
-  spirals: {
-    node: "One field for all samples has to unroll both arms at once. A NODE can: spirals are not linked, but it takes more training.",
-    anode: "With a third dimension, which is not drawn, the arms can be lifted apart rather than unrolled.",
-    "open-loop": "Each sample has a field of its own (arrows: that of the chosen sample): the arms need not be unrolled, only told apart.",
-    "closed-loop": "All samples start with the same field, and each changes its own on the way.",
-  },
-  own: {
-    node: "One field for all samples: classes that surround each other cannot be separated.",
-    anode: "One field for all samples, in three dimensions: classes can pass above each other.",
-    "open-loop": "Each sample has a field of its own, θ = γ(x(0)) (arrows: that of the chosen sample).",
-    "closed-loop": "All samples start with the same field, and each changes its own on the way, dθ/dt = g(x).",
-  },
-};
