@@ -129,7 +129,7 @@ PRINT = """
 const kinds = [["line", "node"], ["mirror", "anode"], ["annuli", "open-loop"], ["own", "closed-loop"]];
 return kinds.flatMap(([name, kind]) => [false, true].map((shipped) => {
   state = readAddress(`#task=${name}&model=${kind}`);
-  const run = new Run(kind, makeTask(name), 5);
+  const run = new Run(kind, makeTask(name, name === "own" && !shipped ? readPoints("1,1,1;0,0,0;-1,1,0") : null), 5);
   if (shipped) run.start(0, shippedWeights(kind, 0));
   for (const lr of [0.01, 0.01, 0.02]) run.train(1e-3, lr);
   const sample = SAMPLES[name];

@@ -1,6 +1,5 @@
 // The page: state, loop, and what its controls do. SHIPPED, the trained weights, is inserted by Python.
 
-const NAMES = { node: "NODE", anode: "ANODE", "open-loop": "Open loop", "closed-loop": "Closed loop" };
 const CONTROL_NOTES = {
   node: "θ, the same for every sample",
   anode: "θ, the same for every sample",
@@ -82,12 +81,12 @@ function frame(now) {
   if (training || queue.length) trainFor(run, 14);
   if (playing) advanceTime(now);
   lastFrame = now;
-  if (task.dim > 1) {
-    cached("region", [state.task, state.model, run.version, state.tolerance], () => region.refresh());
-    region.work(run, state.tolerance, training ? 6 : 20);
-  }
+  const moving = training || queue.length > 0;
+  const [key, size] = [[run.version, state.tolerance].join(), moving ? 30 : 60];
+  const milliseconds = moving ? 8 : 20;
+  if (task.dim > 1) region.work(run, state.tolerance, { key, size, finish: moving, milliseconds });
   draw();
-  if (training || queue.length || playing || (task.dim > 1 && region.left)) request();
+  if (moving || playing || (task.dim > 1 && region.isOutdated(key, size))) request();
   else settle();
 }
 
@@ -97,12 +96,11 @@ function trainFor(run, milliseconds) {
     const [, lr, tolerance] = queue[0] ?? [1, state.lr, state.tolerance];
     run.train(tolerance, lr);
     if (queue.length && --queue[0][0] === 0) queue.shift();
-    if (run.failed || !(training || queue.length)) {
+    if (run.failed) {
       queue = [];
-      setTraining(training && !run.failed);
-      return;
+      setTraining(false);
     }
-  } while (performance.now() < until);
+  } while ((training || queue.length) && performance.now() < until);
 }
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
@@ -138,7 +136,7 @@ function draw() {
   const scene = { task, model, all, sample, t: state.t, box, readOut };
   if (task.dim === 1) drawLine(surfaces.flow, palette, scene);
   else {
-    drawInput(surfaces.input, palette, { task, region, sample, zoom: REACH });
+    drawInput(surfaces.input, palette, { task, picture: region.picture, sample, zoom: REACH });
     drawPlane(surfaces.flow, palette, scene);
   }
   drawControl(surfaces.control, palette, model, sample, state.t);
@@ -161,12 +159,16 @@ function easeTo(box) {
 }
 
 function drawCard(name) {
-  const run = runOf(name);
   const found = followed(name);
-  const { surface, facts } = cards.get(name);
+  const card = cards.get(name);
+  const { surface, facts } = card;
+  const seen = [found, palette, surface.canvas.clientWidth];
+  if (card.seen?.every((value, i) => value === seen[i])) return;
+  card.seen = seen;
   drawThumbnail(surface, palette, { task, all: found.all });
-  const score = task.classify ? `${Math.round(100 * found.right)} % right` : `error ${shortNumber(found.loss)}`;
-  setText(facts, task.data.x.length ? `${score} · ${run.steps} steps` : "no points yet");
+  const loss = shortNumber(found.loss);
+  const score = task.classify ? `${Math.floor(100 * found.right + 1e-9)} % right, loss ${loss}` : `error ${loss}`;
+  setText(facts, task.data.x.length ? score : "no points yet");
 }
 
 function writeNotes(run, sample, all, loss) {
@@ -194,7 +196,7 @@ function shortNumber(value) {
 }
 
 function writePoint(values) {
-  const text = values.map((value) => minus(value.toFixed(2))).join(", ");
+  const text = values.map((value) => minus((Math.round(100 * value) / 100 + 0).toFixed(2))).join(", ");
   return values.length > 1 ? `(${text})` : text;
 }
 
@@ -242,7 +244,8 @@ function setTask(name, points = null) {
   task = makeTask(name, points);
   runs = new Map();
   cache.clear();
-  region.refresh(true);
+  region = new Region();
+  $("train").disabled = $("step").disabled = $("python").disabled = !task.data.x.length;
   if (!task.data.x.length) setTraining(false);
   showTask();
 }
@@ -250,7 +253,7 @@ function setTask(name, points = null) {
 function setModel(name) {
   state.model = name;
   queue = [];
-  region.refresh(true);
+  region = new Region();
   request();
 }
 
@@ -277,6 +280,8 @@ function showTask() {
 
 /** Show the state of an address. */
 function load(text) {
+  setTraining(false);
+  setPlaying(false);
   state = readAddress(text);
   setTask(state.task, state.points);
   const run = current();

@@ -1,4 +1,6 @@
-// What is to be seen: a sentence or two for each task and model.
+// The names of the models, and what is to be seen: a sentence or two for each task and model.
+
+const NAMES = { node: "NODE", anode: "ANODE", "open-loop": "Open loop", "closed-loop": "Closed loop" };
 
 const OWN_FIELD = "Each sample has weights of its own, θ = γ(x(0)), and so a field of its own (arrows).";
 const DRIVEN = "All samples start with the same weights, and the state drives them on the way, dθ/dt = g(x).";

@@ -3,7 +3,9 @@
 /** The weights of the field at time t as a heat map and, if they are the sample's own, each of them over time. */
 function drawControl(surface, palette, model, sample, t) {
   surface.begin();
-  const largest = Math.max(...TIMES.flatMap((time) => [...sample.controlAt(time)].map(Math.abs)), 1e-9);
+  const sizeAt = (time) => sample.controlAt(time).reduce((size, value) => Math.max(size, Math.abs(value)), 0);
+  const sizes = (model.driven ? TIMES : [t]).map(sizeAt);
+  const largest = Math.max(...sizes, 1e-9);
   const middle = mix(palette.soft, palette.firm, 0.15);
   const colour = (value) => diverging(palette.below, middle, palette.above, value / largest);
   const right = drawWeights(surface, palette, model, sample.controlAt(t), colour);

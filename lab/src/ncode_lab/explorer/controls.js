@@ -121,7 +121,7 @@ function connect() {
   const on = (id, name, action) => $(id).addEventListener(name, action);
   on("task", "change", (event) => setTask(event.target.value));
   on("train", "click", () => setTraining(!training));
-  on("step", "click", () => task.data.x.length && (current().train(state.tolerance, state.lr), request()));
+  on("step", "click", () => (current().train(state.tolerance, state.lr), request()));
   on("restart", "click", restart);
   on("seed", "change", (event) => {
     state.seed = Math.min(Math.max(Math.floor(Number(event.target.value)) || 0, 0), 999);

@@ -9,9 +9,9 @@ function sampleColour(palette, task, x, y) {
 }
 
 /** The square of inputs: regions, given points, and the chosen sample. */
-function drawInput(surface, palette, { task, region, sample, zoom }) {
+function drawInput(surface, palette, { task, picture, sample, zoom }) {
   surface.begin().frame([-zoom, zoom], [-zoom, zoom]);
-  drawRegion(surface, palette, task, region);
+  if (picture) drawRegion(surface, palette, task, picture);
   surface.grid([-1, 0, 1], [-1, 0, 1], { ...palette, line: mix(palette.line, palette.firm, 0.25) }, minus);
   task.data.x.forEach((x, i) => {
     surface.dot(...x, 3.6, css(sampleColour(palette, task, x, task.data.y[i])), css(palette.paper), 1);
@@ -19,8 +19,7 @@ function drawInput(surface, palette, { task, region, sample, zoom }) {
   drawHandle(surface, palette, sample.x);
 }
 
-function drawRegion(surface, palette, task, region) {
-  const { size, values } = region;
+function drawRegion(surface, palette, task, { size, values }) {
   const between = mix(mix(palette.zero, palette.one, 0.5), palette.paper, 0.6);
   const image = new ImageData(size, size);
   values.forEach((value, i) => {

@@ -37,11 +37,9 @@ function blockLines(model) {
   return [...parts, `block = ncode.NCODE(f, controller, t1=1.0, method="dopri5")`];
 }
 
-function dataLines({ data, classify }) {
-  return [
-    `x = torch.tensor(\n${indent(wrapped(python(data.x)))}\n)`,
-    `y = torch.tensor(\n${indent(wrapped(python(data.y)))}${classify ? ",\n    dtype=torch.float64," : ""}\n)`,
-  ];
+function dataLines({ data }) {
+  const tensor = (values) => `torch.tensor(\n${indent(`${wrapped(python(values))},\ndtype=torch.float64,`)}\n)`;
+  return [`x = ${tensor(data.x)}`, `y = ${tensor(data.y)}`];
 }
 
 function lossLines({ classify }, model) {
@@ -82,7 +80,7 @@ function pythonScript(run, sample, tolerance) {
   const { model, task } = run;
   const network = task.classify ? "nn.Sequential(block, read_out)" : "block";
   return [
-    `"""${task.title}, ${model.kind}: what the N-CODE explorer shows, done with the library."""`,
+    `"""${task.title}, ${NAMES[model.kind]}: what the N-CODE explorer shows, done with the library."""`,
     "",
     ...(run.shipped ? ["import base64", ""] : []),
     "import torch\nfrom torch import nn\n\nimport ncode\n",
@@ -107,7 +105,8 @@ function pythonScript(run, sample, tolerance) {
     "        loss_of(tolerance).backward()",
     "        optimiser.step()",
     "",
-    `solution = block.solve(torch.tensor([${python(sample)}]), rtol=${tolerance}, atol=${tolerance})`,
+    `sample = torch.tensor([${python(sample)}], dtype=torch.float64)`,
+    `solution = block.solve(sample, rtol=${tolerance}, atol=${tolerance})`,
     `print(f"loss {loss_of(${tolerance}).item():.9g}")`,
     `print("the sample ends at", [round(value, 9) for value in solution.x[0].tolist()])`,
     `print(f"steps accepted {solution.stats.steps.item()}, rejected {solution.stats.rejected.item()}")`,

@@ -57,41 +57,54 @@ function sweepTolerance(run, x) {
   });
 }
 
-/** The square of inputs: the probability of class 1, or the distance to the target, computed some rows at a time. */
+/**
+ * The square of inputs: the probability of class 1, or the distance to the target.
+ *
+ * It is computed some rows at a time, with the weights that the model had at the first row, and shown when complete;
+ * the first time as it grows.
+ */
 class Region {
-  constructor(size = 60) {
-    this.size = size;
-    this.values = new Float64Array(size * size).fill(NaN);
-    this.row = 0;
-    this.left = 0; // rows to compute until all are up to date
+  constructor() {
+    this.shown = null;
+    this.pass = null;
   }
 
-  /** The model has changed: every row is to be computed again. */
-  refresh(clear = false) {
-    this.left = this.size;
-    if (clear) this.values.fill(NaN);
+  /** Whether what is shown belongs to another key, a text that stands for model and tolerance, or is too coarse. */
+  isOutdated(key, size) {
+    return this.shown?.key !== key || this.shown.size < size;
   }
 
-  /** Compute rows for some milliseconds. */
-  work(run, tolerance, milliseconds) {
-    if (!this.left) return;
+  /** Compute rows for some milliseconds. A pass that was started for another key is given up unless `finish`. */
+  work(run, tolerance, { key, size, finish, milliseconds }) {
+    if (!this.isOutdated(key, size)) return;
+    if (!this.pass || (this.pass.key !== key && !finish)) {
+      this.pass = { key, size, p: run.p.slice(), row: 0, left: size, values: new Float64Array(size ** 2).fill(NaN) };
+    }
     const until = performance.now() + milliseconds;
-    run.model.use(run.p);
-    while (this.left && performance.now() < until) {
-      this.computeRow(run, tolerance);
-      this.row = (this.row + 7) % this.size; // 7 has no common divisor with the size: every row has its turn
-      this.left -= 1;
+    run.model.use(this.pass.p);
+    while (this.pass.left && performance.now() < until) {
+      computeRow(this.pass, run.model, tolerance);
+      this.pass.row = (this.pass.row + 7) % this.pass.size; // 7 divides no size in use: every row has its turn
+      this.pass.left -= 1;
     }
+    if (!this.pass.left) [this.shown, this.pass] = [this.pass, null];
   }
 
-  computeRow({ model }, tolerance) {
-    const at = (i) => REACH * ((2 * i + 1) / this.size - 1);
-    const b = -at(this.row);
-    for (let column = 0; column < this.size; column++) {
-      const a = at(column);
-      const { z } = solve(model, model.begin([a, b]), both(tolerance));
-      const value = model.classify ? 1 / (1 + Math.exp(-model.read(z))) : Math.hypot(z[0] + a, z[1] - b);
-      this.values[this.row * this.size + column] = value;
-    }
+  get picture() {
+    return this.shown ?? this.pass;
+  }
+}
+
+function computeRow({ size, row, values }, model, tolerance) {
+  const at = (i) => REACH * ((2 * i + 1) / size - 1);
+  const b = -at(row);
+  for (let column = 0; column < size; column++) {
+    const a = at(column);
+    const { z } = solve(model, model.begin([a, b]), both(tolerance));
+    values[row * size + column] = model.classify ? 1 / (1 + Math.exp(-model.read(z))) : Math.hypot(z[0] + a, z[1] - b);
+  }
+  for (let other = Math.max(row - 6, 0); other <= Math.min(row + 6, size - 1); other++) {
+    // A row that has not been computed shows its neighbour.
+    if (Number.isNaN(values[other * size])) values.copyWithin(other * size, row * size, (row + 1) * size);
   }
 }
