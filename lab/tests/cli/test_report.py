@@ -143,6 +143,8 @@ def test_the_demo_ends_with_the_path_of_its_page(tmp_path, capsys):
     assert page == str(tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
     assert all(f">{title}: " in text for title in ("Reflection", "Annuli", "Memory"))
+    assert 'href="explorer.html"' in text
+    assert (tmp_path / "explorer.html").is_file()
 
 
 @pytest.mark.slow

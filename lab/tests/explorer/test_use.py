@@ -34,6 +34,20 @@ def test_before_any_click_the_open_loop_succeeds_where_the_node_fails(tmp_path):
     assert right[1:] == pytest.approx([1, 1, 1])
 
 
+def test_shipped_weights_were_trained_by_this_program(tmp_path):
+    script = """return Object.entries(SHIPPED).map(([name, {curve}]) => {
+      const [task, kind] = name.split("/");
+      state = readAddress(`#task=${task}`);
+      const run = new Run(kind, makeTask(task), 0);
+      while (run.steps <= curve[1][0]) run.train(1e-3, 0.005);
+      const fits = shippedWeights(kind, 0).weights.length === run.model.parameters;
+      return {name, fits, shipped: curve[1][1], again: Number(run.curve.at(-1)[1].toPrecision(3))};
+    });"""
+    for seen in probe(render_explorer(), script, tmp_path):
+        assert seen["fits"], seen
+        assert seen["shipped"] == seen["again"], f"{seen}: run lab/scripts/pretrain_explorer.mjs"
+
+
 def test_keys_move_the_sample_and_edit_points(tmp_path):
     script = """
     const seen = {start: state.sample};
@@ -64,6 +78,22 @@ def test_mouse_and_finger_drag_the_sample(tmp_path):
     mouse, finger, elsewhere = probe(render_explorer(), REST + script, tmp_path)
     assert (mouse, finger) == (pytest.approx(-0.5, abs=0.01), pytest.approx(0.25, abs=0.01))
     assert elsewhere == finger  # a finger that starts elsewhere scrolls the page
+
+
+def test_points_are_drawn_by_dragging(tmp_path):
+    script = """
+    $("input").setPointerCapture = () => {};
+    $("clear").click(); document.querySelector("[name=tool][value='1']").click(); rest();
+    const box = $("input").getBoundingClientRect();
+    const act = (name, x, y) => $("input").dispatchEvent(new PointerEvent(name, {pointerId: 1, pointerType: "touch",
+      clientX: box.left + surfaces.input.px(x), clientY: box.top + surfaces.input.py(y)}));
+    act("pointerdown", 0, 0); act("pointermove", 0.01, 0); act("pointermove", 0.5, 0.2); act("pointerup", 0.5, 0.2);
+    act("pointermove", 1, 1); rest();
+    return {x: task.data.x, y: task.data.y, address: location.hash};"""
+    seen = probe(render_explorer(), REST + script, tmp_path, address="#task=own")
+    assert seen["y"] == [1, 1]
+    assert seen["x"] == [pytest.approx([0, 0], abs=0.01), pytest.approx([0.5, 0.2], abs=0.01)]
+    assert "points=" in seen["address"]
 
 
 def test_training_lowers_the_loss_and_its_link_repeats_it(tmp_path):

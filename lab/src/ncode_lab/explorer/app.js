@@ -82,11 +82,12 @@ function frame(now) {
   if (playing) advanceTime(now);
   lastFrame = now;
   const moving = training || queue.length > 0;
-  const [key, size] = [[run.version, state.tolerance].join(), moving ? 30 : 60];
-  const milliseconds = moving ? 8 : 20;
-  if (task.dim > 1) region.work(run, state.tolerance, { key, size, finish: moving, milliseconds });
+  const key = [run.version, state.tolerance].join();
+  const size = () => (moving ? 30 : region.shown ? 60 : 20); // the first picture is coarse, and there at once
+  const pass = { key, size: size(), finish: moving, milliseconds: moving ? 8 : region.shown ? 20 : 60 };
+  if (task.dim > 1) region.work(run, state.tolerance, pass);
   draw();
-  if (moving || playing || (task.dim > 1 && region.isOutdated(key, size))) request();
+  if (moving || playing || (task.dim > 1 && region.isOutdated(key, size()))) request();
   else settle();
 }
 
@@ -136,7 +137,7 @@ function draw() {
   const scene = { task, model, all, sample, t: state.t, box, readOut };
   if (task.dim === 1) drawLine(surfaces.flow, palette, scene);
   else {
-    drawInput(surfaces.input, palette, { task, picture: region.picture, sample, zoom: REACH });
+    drawInput(surfaces.input, palette, { task, picture: region.shown, sample, zoom: REACH });
     drawPlane(surfaces.flow, palette, scene);
   }
   drawControl(surfaces.control, palette, model, sample, state.t);

@@ -28,30 +28,35 @@ function isNearSample(surface, event) {
   return Math.hypot(event.clientX - box.left - surface.px(a), event.clientY - box.top - surface.py(b)) < 36;
 }
 
+/** Let the mouse or a finger move the sample or, with another tool, draw points. */
 function makeDraggable(surface, isActive = () => true) {
   const { canvas } = surface;
-  let dragging = false;
-  const place = (event) => {
-    const [a, b] = surface.locate(event);
-    setSample(task.dim === 1 ? [b] : [a, b]);
-  };
-  canvas.addEventListener("touchstart", (event) => {
-    if (isActive() && tool() === "move" && isNearSample(surface, event.touches[0])) event.preventDefault();
-  }, { passive: false });
+  let held = null; // what is held moves to a place
+  const place = ([a, b]) => setSample(task.dim === 1 ? [b] : [a, b]);
+  const take = () => (tool() === "move" ? place : paint());
+  // A finger is for the page to scroll, unless it takes the sample or draws.
+  const isForUs = (touch) => isActive() && (tool() !== "move" || isNearSample(surface, touch));
+  const onTouch = (event) => isForUs(event.touches[0]) && event.preventDefault();
+  canvas.addEventListener("touchstart", onTouch, { passive: false });
   canvas.addEventListener("pointerdown", (event) => {
-    const touch = event.pointerType === "touch" && !isNearSample(surface, event);
-    if (!isActive() || tool() !== "move" || touch) return;
-    dragging = true;
+    if (!isActive() || (event.pointerType === "touch" && !isForUs(event))) return;
+    held = take();
     canvas.setPointerCapture(event.pointerId);
-    place(event);
+    held(surface.locate(event));
   });
-  canvas.addEventListener("pointermove", (event) => dragging && place(event));
-  for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => (dragging = false));
-  canvas.addEventListener("click", (event) => {
-    if (!isActive()) return;
-    if (tool() === "move") place(event);
-    else editPoints(surface.locate(event), tool());
-  });
+  canvas.addEventListener("pointermove", (event) => held?.(surface.locate(event)));
+  for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => (held = null));
+  canvas.addEventListener("click", (event) => isActive() && tool() === "move" && place(surface.locate(event)));
+}
+
+/** Draw (or erase) a point here, and another one wherever the pointer has moved far enough. */
+function paint() {
+  let last = [Infinity, Infinity];
+  return (place) => {
+    if (Math.hypot(place[0] - last[0], place[1] - last[1]) < 0.12) return;
+    last = place;
+    editPoints(place, tool());
+  };
 }
 
 /** On the flow of the plane a click chooses the nearest given point at that time. */

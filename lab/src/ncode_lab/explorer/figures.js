@@ -23,7 +23,6 @@ function drawRegion(surface, palette, task, { size, values }) {
   const between = mix(mix(palette.zero, palette.one, 0.5), palette.paper, 0.6);
   const image = new ImageData(size, size);
   values.forEach((value, i) => {
-    if (Number.isNaN(value)) return;
     const colour = task.classify
       ? diverging(palette.zero, between, palette.one, 2 * value - 1)
       : mix(palette.paper, palette.rejected, Math.min(value, 1));

@@ -60,8 +60,7 @@ function sweepTolerance(run, x) {
 /**
  * The square of inputs: the probability of class 1, or the distance to the target.
  *
- * It is computed some rows at a time, with the weights that the model had at the first row, and shown when complete;
- * the first time as it grows.
+ * It is computed some rows at a time, with the weights that the model had at the first row, and shown when complete.
  */
 class Region {
   constructor() {
@@ -78,20 +77,15 @@ class Region {
   work(run, tolerance, { key, size, finish, milliseconds }) {
     if (!this.isOutdated(key, size)) return;
     if (!this.pass || (this.pass.key !== key && !finish)) {
-      this.pass = { key, size, p: run.p.slice(), row: 0, left: size, values: new Float64Array(size ** 2).fill(NaN) };
+      this.pass = { key, size, p: run.p.slice(), row: 0, values: new Float64Array(size ** 2) };
     }
     const until = performance.now() + milliseconds;
     run.model.use(this.pass.p);
-    while (this.pass.left && performance.now() < until) {
+    while (this.pass.row < this.pass.size && performance.now() < until) {
       computeRow(this.pass, run.model, tolerance);
-      this.pass.row = (this.pass.row + 7) % this.pass.size; // 7 divides no size in use: every row has its turn
-      this.pass.left -= 1;
+      this.pass.row += 1;
     }
-    if (!this.pass.left) [this.shown, this.pass] = [this.pass, null];
-  }
-
-  get picture() {
-    return this.shown ?? this.pass;
+    if (this.pass.row === this.pass.size) [this.shown, this.pass] = [this.pass, null];
   }
 }
 
@@ -102,9 +96,5 @@ function computeRow({ size, row, values }, model, tolerance) {
     const a = at(column);
     const { z } = solve(model, model.begin([a, b]), both(tolerance));
     values[row * size + column] = model.classify ? 1 / (1 + Math.exp(-model.read(z))) : Math.hypot(z[0] + a, z[1] - b);
-  }
-  for (let other = Math.max(row - 6, 0); other <= Math.min(row + 6, size - 1); other++) {
-    // A row that has not been computed shows its neighbour.
-    if (Number.isNaN(values[other * size])) values.copyWithin(other * size, row * size, (row + 1) * size);
   }
 }

@@ -114,9 +114,7 @@ def _opening(keys: Sequence[str], runs: Sequence[Run], explorer: str | None) -> 
 
 def _explorer_link(address: str) -> Markup:
     link = tag("a", "Explorer", href=address)
-    return tag(
-        "p", link, ": small models to train in the browser, with the field and steps of each sample.", class_="explorer"
-    )
+    return tag("p", link, ": the same models, small, to train in the browser.", class_="explorer")
 
 
 def _facts(run: Run) -> str:
