@@ -4,6 +4,8 @@ const RATES = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05];
 const DEFAULTS = { task: "line", model: "open-loop", seed: 0, tolerance: 1e-3, lr: 0.005, t: 1 };
 const SAMPLES = { line: [0.75], mirror: [0.6, 0.35], annuli: [0.2, 0.3], spirals: [0.6, -0.4], own: [0.5, 0.6] };
 
+const toFrame = (t) => Math.round(t * FRAMES) / FRAMES;
+
 /** A state from the part of an address after #. What is missing or wrong gets its default. */
 function readAddress(text) {
   const given = new URLSearchParams(text.replace(/^#/, ""));
@@ -22,7 +24,7 @@ function readAddress(text) {
     seed: Math.floor(between("seed", 0, 999)),
     tolerance: choose("tolerance", TOLERANCES),
     lr: choose("lr", RATES),
-    t: between("t", 0, 1),
+    t: toFrame(between("t", 0, 1)),
     sample: readSample(given.get("x"), TASKS[task].dim) ?? SAMPLES[task].slice(),
     points: given.has("points") ? readPoints(given.get("points")) : null,
     fromSeed: given.get("start") === "seed",

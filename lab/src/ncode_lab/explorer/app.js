@@ -19,6 +19,8 @@ let queue = []; // [steps, lr, tolerance] that a link asks to repeat
 let region = new Region();
 let training = false;
 let playing = false;
+let playhead = 0; // the time while it is played, not rounded
+let box = null; // the part of the plane in view
 let requested = false;
 let lastFrame = 0;
 const cards = new Map();
@@ -106,13 +108,11 @@ function trainFor(run, milliseconds) {
 
 const still = matchMedia("(prefers-reduced-motion: reduce)");
 
-/** Move in time, once around in four seconds; in ten jumps where motion is to be reduced. */
+/** Move in time, from 0 to 1 in four seconds; in ten jumps where motion is to be reduced. */
 function advanceTime(now) {
-  const passed = Math.min(now - lastFrame, 100) / 4000;
-  advanceTime.t = (advanceTime.t ?? state.t) + passed;
-  if (advanceTime.t >= 1) advanceTime.t = state.t < 1 ? 1 : 0;
-  state.t = still.matches ? Math.floor(advanceTime.t * 10) / 10 : Math.round(advanceTime.t * 100) / 100;
-  if (advanceTime.t === 1) setPlaying(false);
+  playhead = Math.min(playhead + Math.min(now - lastFrame, 100) / 4000, 1);
+  state.t = still.matches ? Math.floor(10 * playhead) / 10 : toFrame(playhead);
+  if (playhead === 1) setPlaying(false);
 }
 
 /** Nothing moves any more: say what is seen, and keep it in the address. */
@@ -132,7 +132,7 @@ function draw() {
   const { model } = run;
   const { all, loss } = followed(state.model);
   const sample = chosenSample();
-  const box = easeTo(boxOf([...all, sample]));
+  box = easeTo(boxOf([...all, sample]));
   const readOut = task.classify && model.state === 2 ? run.p.subarray(model.readAt) : null;
   const scene = { task, model, all, sample, t: state.t, box, readOut };
   if (task.dim === 1) drawLine(surfaces.flow, palette, scene);
@@ -150,13 +150,10 @@ function draw() {
 }
 
 /** During training the view follows the trajectories slowly, so that it does not jump. */
-function easeTo(box) {
-  const before = cache.get("box") ?? box;
-  const share = training ? 0.12 : 1;
-  const follow = (name) => before[name] + share * (box[name] - before[name]);
-  const next = { a: follow("a"), b: follow("b"), r: follow("r") };
-  cache.set("box", next);
-  return next;
+function easeTo(next) {
+  if (!training || !box) return next;
+  const follow = (name) => box[name] + 0.12 * (next[name] - box[name]);
+  return { a: follow("a"), b: follow("b"), r: follow("r") };
 }
 
 function drawCard(name) {
@@ -193,7 +190,7 @@ const setText = (element, text) => element.textContent !== text && (element.text
 
 function shortNumber(value) {
   if (!Number.isFinite(value)) return "–";
-  return minus(value < 1e-3 ? value.toExponential(1) : value.toPrecision(3));
+  return minus(value < 1e-2 ? value.toExponential(1) : value.toPrecision(3));
 }
 
 function writePoint(values) {
@@ -218,17 +215,14 @@ function describe() {
 function setTraining(on) {
   training = on && task.data.x.length > 0;
   $("train").textContent = training ? "Pause" : "Train";
-  $("train").setAttribute("aria-pressed", String(training));
   if (training) $("status").textContent = "Training …";
   request();
 }
 
 function setPlaying(on) {
   playing = on;
-  advanceTime.t = on && state.t >= 1 ? 0 : state.t;
-  if (on) state.t = advanceTime.t;
+  if (on) playhead = state.t = state.t < 1 ? state.t : 0;
   $("play").textContent = on ? "Stop" : "Play";
-  $("play").setAttribute("aria-pressed", String(on));
   request();
 }
 
@@ -244,8 +238,9 @@ function setTask(name, points = null) {
   if (other) state.sample = SAMPLES[name].slice();
   task = makeTask(name, points);
   runs = new Map();
+  queue = [];
   cache.clear();
-  region = new Region();
+  [region, box] = [new Region(), null];
   $("train").disabled = $("step").disabled = $("python").disabled = !task.data.x.length;
   if (!task.data.x.length) setTraining(false);
   showTask();
@@ -291,7 +286,6 @@ function load(text) {
   $("seed").value = state.seed;
   $("lr").value = state.lr;
   $("tolerance").value = state.tolerance;
-  const card = cards.get(state.model);
-  card.input.checked = true;
+  cards.get(state.model).input.checked = true;
   request();
 }

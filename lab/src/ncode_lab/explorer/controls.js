@@ -98,8 +98,8 @@ function onKey(event) {
   const by = event.shiftKey ? 0.01 : 0.05;
   const given = task.data.x;
   const at = given.findIndex((x) => String(x) === String(state.sample));
-  const last = task.dim - 1; // on the line, up and down move the sample
-  if (ARROWS[event.key]) setSample(state.sample.map((value, j) => value + by * ARROWS[event.key][last === 0 ? 1 : j]));
+  const axis = (j) => (task.dim === 1 ? 1 : j); // on the line, up and down move the sample
+  if (ARROWS[event.key]) setSample(state.sample.map((value, j) => value + by * ARROWS[event.key][axis(j)]));
   else if (event.key === "PageDown" && given.length) setSample(given[(at + 1) % given.length]);
   else if (event.key === "PageUp" && given.length) setSample(given.at(at > 0 ? at - 1 : -1));
   else if (state.task === "own" && (event.key === "0" || event.key === "1")) editPoints(state.sample, event.key);
@@ -108,12 +108,12 @@ function onKey(event) {
   event.preventDefault();
 }
 
-async function copy(text, note) {
+async function copy(text, note, instead) {
   try {
     await navigator.clipboard.writeText(text);
     note.textContent = "Copied.";
   } catch {
-    note.textContent = "This browser does not allow it: select the text and copy it.";
+    note.textContent = `This browser does not allow it: ${instead}.`;
   }
 }
 
@@ -153,9 +153,11 @@ function connect() {
     $("script-copied").textContent = "";
     $("script").showModal();
   });
-  on("script-copy", "click", () => copy($("script-text").textContent, $("script-copied")));
+  const address = () => location.href.replace(/#.*/, "") + writeAddress(state, current());
+  on("link", "click", () => copy(address(), $("copied"), "copy the address of this page"));
+  const script = () => $("script-text").textContent;
+  on("script-copy", "click", () => copy(script(), $("script-copied"), "select the text and copy it"));
   on("script-close", "click", () => $("script").close());
-  on("link", "click", () => copy(location.href.replace(/#.*/, "") + writeAddress(state, current()), $("copied")));
 
   addEventListener("hashchange", () => load(location.hash));
   addEventListener("resize", request);

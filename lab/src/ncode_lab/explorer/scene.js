@@ -1,6 +1,6 @@
 // What the figures show, computed with the solver: trajectories, regions, and the steps of a sample.
 
-const FRAMES = 48;
+const FRAMES = 50;
 const TIMES = range(FRAMES + 1).map((i) => i / FRAMES);
 const TOLERANCES = [1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8];
 const REACH = 1.8; // half the side of the square of inputs
