@@ -15,6 +15,7 @@ PACKAGES = [
     "ncode.costs",
     "ncode.models",
     "ncode.flows",
+    "ncode.plot",
     "ncode.distributed",
     "ncode.block",
     "ncode.ode",

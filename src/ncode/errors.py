@@ -9,6 +9,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -139,9 +140,18 @@ def check_choice(kind: str, given: Any, known: Iterable[str]) -> str:
     known = list(known)
     if isinstance(given, str) and given in known:
         return given
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.4) if isinstance(given, str) else []
-    hint = f'; did you mean "{near[0]}"?' if near else ""
+    hint = nearest(given, known) if isinstance(given, str) else ""
     raise InputError(f"unknown {kind} {format_value(given)}{hint} (known: {', '.join(known)})")
+
+
+def nearest(given: str, known: Iterable[str]) -> str:
+    """Return a question that names the nearest of the known names, or "" if none is near.
+
+    >>> nearest("gaol", ["goal", "rate"])
+    '; did you mean "goal"?'
+    """
+    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.4)
+    return f'; did you mean "{near[0]}"?' if near else ""
 
 
 def check_number(name: str, value: Any, *, low: float, strict: bool = False) -> float:
@@ -155,7 +165,8 @@ def check_number(name: str, value: Any, *, low: float, strict: bool = False) -> 
         with suppress(OverflowError):  # of an int that no float can hold
             number = float(value)
     if not math.isfinite(number):
-        raise InputError(f"{name} must be a finite number; given {format_value(value)}")
+        hint = ": leave out the quotes" if isinstance(value, str) and value.replace(".", "", 1).isdigit() else ""
+        raise InputError(f"{name} must be a finite number; given {format_value(value)}{hint}")
     if number < low or (strict and number == low):
         raise InputError(f"{name} must be {'above' if strict else 'at least'} {low:g}; given {value}")
     return number
@@ -241,8 +252,25 @@ def allocating(what: str) -> Iterator[None]:
         raise InputError(f"{what} are too large: {error}".splitlines()[0]) from error
 
 
-def check_function(name: str, value: Any, arguments: Sequence[str], hint: str = "") -> Callable[..., Any]:
+def optional_import(module: str, task: str, extra: str) -> Any:
+    """Return a module of a package that only some tasks need, and that an extra of torch-ncode installs.
+
+    >>> optional_import("math", "rounding", "numbers").floor(2.5)
+    2
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise InputError(f"{task} needs the package {package}: pip install torch-ncode[{extra}]") from error
+
+
+def check_function(
+    name: str, value: Any, arguments: Sequence[str], hint: str = "", adapt: bool = False
+) -> Callable[..., Any]:
     """Return a function or module that can be called with these arguments, in this order.
+
+    The error ends with `hint` or, if `adapt`, with how to write a function of fewer arguments.
 
     >>> check_function("feedback", lambda t, x, theta: theta, ("t", "x", "theta"))(0, 1, 2)
     2
@@ -255,9 +283,20 @@ def check_function(name: str, value: Any, arguments: Sequence[str], hint: str = 
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # functions written in C need not have one
         return value
-    try:
+    if _binds(signature, *arguments):
+        return value
+    shown = type(value).__name__ if isinstance(value, nn.Module) else getattr(value, "__name__", repr(value))
+    fewer = next((some for some in (("t", "x"), ("x",)) if adapt and _binds(signature, *some)), ())
+    if fewer:
+        inner = "net" if isinstance(value, nn.Module) else "f"
+        hint = f": write lambda {', '.join(arguments)}: {inner}({', '.join(fewer)}){hint}"
+    if len(fewer) == 2:
+        hint += "; ncode.compat.torchdiffeq.odeint takes f(t, x) as it is"
+    raise InputError(f"{wanted}; {shown} takes {signature}{hint}")
+
+
+def _binds(signature: inspect.Signature, *arguments: str) -> bool:
+    with suppress(TypeError):
         signature.bind(*arguments)
-    except TypeError:
-        shown = type(value).__name__ if isinstance(value, nn.Module) else getattr(value, "__name__", repr(value))
-        raise InputError(f"{wanted}; {shown} takes {signature}{hint}") from None
-    return value
+        return True
+    return False

@@ -147,7 +147,7 @@ NEWCOMERS = {
     "a wrong name": (lambda: function(lambda t, x, theta: theta["v"] * x, {"w": (2,)})(X), "'v'.*there are: w"),
     "forgotten shapes": (
         lambda: function(lambda t, x, theta: theta["w"] * x)(X),
-        "'w'.*there are: none.*control_shapes",
+        "'w'.*give the dynamics control_shapes",
     ),
     "forgotten shape": (lambda: function(lambda t, x, theta: theta * x)(X), "is a dict by name, with none"),
     "a dict as a tensor": (

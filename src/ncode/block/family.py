@@ -31,7 +31,8 @@ class Family(dict[str, Member]):
     """Members by name, shown as a table."""
 
     def __repr__(self) -> str:
-        rows = [(name, member.controller, member.dynamics, member.description) for name, member in self.items()]
+        rows = [("model", "controller", "dynamics", "what is special")]
+        rows += [(name, member.controller, member.dynamics, member.description) for name, member in self.items()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

@@ -20,13 +20,12 @@ import secrets
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 from torch import Tensor, nn
 
-from ..errors import InputError, check_number
+from ..errors import InputError, check_number, optional_import
 from .config import build_module, to_data
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -48,7 +47,7 @@ def save_pretrained(module: nn.Module, folder: str | Path) -> None:
     ...     sorted(file.name for file in Path(folder).iterdir())
     ['config.json', 'model.safetensors']
     """
-    safetensors = _optional("safetensors.torch", "saving to a folder")
+    safetensors = optional_import("safetensors.torch", "saving to a folder", "hub")
     data = to_data(module)
     _check_same(module, build_module(data, None))
     _check_unshared(module)
@@ -87,7 +86,7 @@ def from_pretrained(
     ...     from_pretrained(folder).settings.t1
     2.0
     """
-    safetensors = _optional("safetensors.torch", "loading a folder")
+    safetensors = optional_import("safetensors.torch", "loading a folder", "hub")
     path = _find_folder(folder, revision)
     limit = math.inf if max_memory is None else check_number("max_memory", max_memory, low=0.0)
     content = _read(path / WEIGHTS, limit)
@@ -265,18 +264,10 @@ def _find_folder(folder: str | Path, revision: str | None) -> Path:
 def _download(name: str, revision: str | None) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/")):
         raise InputError(f"there is no folder {name}")
-    hub = _optional("huggingface_hub", f"there is no folder {name}; loading it from the hub")
+    hub = optional_import("huggingface_hub", f"there is no folder {name}; loading it from the hub", "hub")
     try:
         return Path(hub.snapshot_download(name, revision=revision, allow_patterns=[CONFIG, WEIGHTS]))
     except Exception as error:  # of the connection, of the hub, or of the disk
         raise InputError(
             f"there is no folder {name}, and loading it from the Hugging Face hub failed: {error}"
         ) from error
-
-
-def _optional(module: str, task: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
-        raise InputError(f"{task} needs the package {package}: pip install torch-ncode[hub]") from error

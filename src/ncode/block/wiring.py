@@ -31,6 +31,7 @@ from ..errors import (
     check_number,
     check_tensor,
     format_value,
+    nearest,
 )
 from ..ode import Event, Solution, SolveOptions, Stats
 from ..ode.problem import check_saved, check_time
@@ -176,7 +177,10 @@ def check_gathered(block: nn.Module) -> None:
 
 def check_context(context: Tensor, x: Tensor) -> Tensor:
     if check_tensor("context", context).dim() == 0 or context.shape[0] != x.shape[0]:
-        raise InputError(f"context must be a tensor ({x.shape[0]}, ...), one entry per sample; given {_shown(context)}")
+        raise InputError(
+            f"context must be a tensor ({x.shape[0]}, ...), one entry per sample; given {_shown(context)}. For x at"
+            " times ts use block.trajectory(x, ts)"
+        )
     return context
 
 
@@ -251,10 +255,12 @@ def check_control(theta: Theta, shapes: Shapes, batch: int, from_controller: boo
         for name, shape in given.items()
     ):
         return
+    unknown = [name for name in given if name not in shapes]
+    hint = nearest(unknown[0], shapes).replace("; d", "\nd", 1) if unknown else ""
     raise InputError(
         "the control does not fit the dynamics:\n"
         f"  the dynamics take   {format_shapes(expected)}\n"
-        f"  {'the controller gave' if from_controller else 'given              '} {format_shapes(given)}"
+        f"  {'the controller gave' if from_controller else 'given              '} {format_shapes(given)}{hint}"
     )
 
 
@@ -317,11 +323,12 @@ def velocity_function(dynamics: Dynamics, controller: Controller, state_of: Stat
 def refuse_unknown_name(owner: str, error: KeyError, control: Theta) -> None:
     """Raise `InputError` if the key that was looked up in vain can be a wrong name of a control."""
     name = error.args[0] if error.args else None
-    if isinstance(name, str) and name not in control:
-        raise InputError(
-            f"{owner} looked up {name!r}, and no control has this name (there are: {', '.join(control) or 'none'}); the"
-            " control_shapes of the dynamics name the controls"
-        ) from error
+    if not isinstance(name, str) or name in control:
+        return
+    hint = f"{nearest(name, control)} (there are: {', '.join(control)})"
+    if not control:
+        hint = f": give the dynamics control_shapes, as in control_shapes={{{name!r}: (2,)}} for two numbers per sample"
+    raise InputError(f"{owner} looked up {name!r}, and no control has this name{hint}") from error
 
 
 def control_function(dynamics: Dynamics, controller: Controller, state_of: StateOf) -> ControlFunction:

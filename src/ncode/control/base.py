@@ -211,6 +211,6 @@ def check_closed(owner: str, shapes: Shapes, defaults: Theta) -> None:
             )
     if not shapes:
         raise InputError(
-            f"{owner} has nothing to control: the dynamics take no control. Give them one (controlled=...,"
-            " context=...), or use Static()"
+            f"{owner} has nothing to control: the dynamics take no control. Give them one (controlled=..., context=...,"
+            " or control_shapes in dynamics of your own), or use Static()"
         )

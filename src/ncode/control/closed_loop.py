@@ -50,7 +50,10 @@ class ClosedLoop(Controller):
 
     def build(self, shapes: Shapes, defaults: Theta) -> None:
         if not shapes:
-            raise InputError("ClosedLoop has nothing to control: the dynamics take no control")
+            raise InputError(
+                "ClosedLoop has nothing to control: the dynamics take no control. Give them one (controlled=..., or"
+                " control_shapes in dynamics of your own)"
+            )
         self.initial.bind(shapes, defaults)
         if isinstance(self.feedback, Feedback):
             self.feedback.bind(shapes, defaults)

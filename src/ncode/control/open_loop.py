@@ -65,7 +65,8 @@ class DataControl(Controller):
         if len(shapes) != 1:
             raise InputError(
                 f"DataControl sets one control, the initial value; the dynamics take {format_shapes(shapes)}."
-                " Let them learn their weights (controlled=(), context=...), or set the other controls by Parts"
+                " Name one in the control_shapes of dynamics of your own, let MLP and ConvBlock learn their weights"
+                " (controlled=(), context=...), or set the other controls by Parts"
             )
 
     def initial_theta(self, context: Tensor) -> Tensor:

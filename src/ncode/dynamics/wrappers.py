@@ -106,7 +106,7 @@ class Function(Dynamics):
         state_shape: Shape | None = None,
     ):
         super().__init__()
-        self.f = check_function("f", f, ("t", "x", "theta"))
+        self.f = check_function("f", f, ("t", "x", "theta"), adapt=True)
         given = {} if control_shapes is None else control_shapes
         self.single = not isinstance(given, Mapping)
         self.control_shapes = check_shapes("Function", {SINGLE: given} if self.single else given)

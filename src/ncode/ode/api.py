@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from .._torch_private import is_symbolic, is_transforming
-from ..errors import InputError, SolveError, Status, check_flag
+from ..errors import InputError, SolveError, Status, check_flag, format_value
 from .backends import EAGER, Backend
 from .chain import check_jumps, solve_chain
 from .events import Event, check_events
@@ -36,11 +36,22 @@ def outside_of_compilation(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        _check_given(args, kwargs)
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             return torch.compiler.disable(function)(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         return function(*args, **kwargs)
 
     return call
+
+
+def _check_given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Refuse calls of the form odeint(f, x0, ts), whose error in Python would not say what to do."""
+    if len(args) == 3 and "t1" not in kwargs:
+        times = f"; given {format_value(args[2])}" if isinstance(args[2], (Tensor, Sequence)) else ""
+        raise InputError(
+            f"solve takes two times, t0 and t1{times}: write solve(f, x0, t0, t1), and for x at times ts"
+            " solve(f, x0, ts[0], ts[-1], save_at=ts).xs, which is (batch, T, ...)"
+        )
 
 
 @outside_of_compilation

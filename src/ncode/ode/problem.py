@@ -316,7 +316,10 @@ def check_time(name: str, t: Any, x0: Tensor, dtype: torch.dtype) -> tuple[float
     if t.is_complex() or t.dtype == torch.bool:
         raise InputError(f"{name} must be real; given {t.dtype}")
     if t.dim() > 1 or (t.dim() == 1 and len(t) != batch):
-        raise InputError(f"{name} must have shape () or ({batch},), one time per sample; given {tuple(t.shape)}")
+        raise InputError(
+            f"{name} must have shape () or ({batch},), one time per sample; given {tuple(t.shape)}: times at which to"
+            " return the solution are save_at"
+        )
     refuse_mapped(name, t)
     if not bool(torch.isfinite(t.detach()).all()):
         raise InputError(f"{name} must be finite; given {t.detach().tolist()}"[:300])
@@ -373,7 +376,7 @@ def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
 def _check_functions(dynamics: Any, feedback: Any, cost: Any) -> None:
     for name, function in (("dynamics", dynamics), ("feedback", feedback), ("cost", cost)):
         if function is not None or name == "dynamics":
-            check_function(name, function, ("t", "x", "theta"))
+            check_function(name, function, ("t", "x", "theta"), adapt=True)
 
 
 def _check_callback(callback: Any) -> Callback:

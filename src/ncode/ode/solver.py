@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._torch_private import forward_mode_enabled, has_other_ranks, is_dual, is_mapped
+from .._torch_private import forward_mode_enabled, has_other_ranks, is_dual, is_mapped, is_symbolic
 from ..errors import InputError, Status
 from .captures import Captures, find_captures
 from .events import EventWatch
@@ -25,7 +25,7 @@ from .problem import Problem
 from .record import DenseRecorder, Observer, Recorder, SavedValues, StepRecord, StepTimes, Tape
 from .solution import Stats
 from .stiffness import mark_stiff
-from .system import CHANGES_ARGUMENT, Positions, State, expand_like, map_tensors, tensors_of, where
+from .system import CHANGES_ARGUMENT, Positions, State, System, expand_like, map_tensors, tensors_of, where
 
 
 class Solved(NamedTuple):
@@ -90,7 +90,9 @@ def solve_planned(problem: Problem) -> Solved:
     system = problem.system
     if problem.options.implicit:
         check_independence(problem.options.tableau.name, system, *problem.start)
-    slope = system.bind(problem.theta)(system.clock(problem.theta, torch.zeros_like(problem.t0)), problem.z0)
+    start = (system.clock(problem.theta, torch.zeros_like(problem.t0)), problem.z0)
+    with _explain_errors(system, *start, problem.theta):
+        slope = system.bind(problem.theta)(*start)
     steps = planned_steps(problem)
     outputs = unroll(problem, steps, slope)
     finite = torch.stack([leaf.detach().isfinite().reshape(problem.batch, -1).all(1) for leaf in outputs.z]).all(0)
@@ -128,24 +130,39 @@ def probe(problem: Problem, *, train: bool) -> Captures:
     """Evaluate the system at t0: checks what it returns and finds its captures."""
     system, (t, z, theta) = problem.system, problem.start
     t = system.clock(theta, t)
-    try:
-        with _without_communication():
-            captures = find_captures(
-                lambda *at: system.bind(at[2])(*at[:2]), system.functions, t, z, theta, train=train
-            )
-    except (RuntimeError, TypeError, IndexError) as error:
-        if "in-place" in str(error) or "inplace" in str(error):
-            raise InputError(CHANGES_ARGUMENT) from error
-        error.add_note(
-            f"solve called the dynamics with t of shape {tuple(t.shape)} and x of shape {tuple(z[0].shape)}. t has one"
-            f" time per sample: where it multiplies x, write t.reshape(-1{', 1' * (z[0].dim() - 1)}) * x"
-        )
-        raise
+    with _explain_errors(system, t, z, theta), _without_communication():
+        captures = find_captures(lambda *at: system.bind(at[2])(*at[:2]), system.functions, t, z, theta, train=train)
     if captures.uses_time:
         problem.check_resolution()
     if problem.options.implicit:
         check_independence(problem.options.tableau.name, system, *problem.start)
     return captures
+
+
+@contextmanager
+def _explain_errors(system: System, t: Tensor, z: State, theta: Sequence[Tensor]) -> Iterator[None]:
+    """Explain an error of the first evaluation, if changes in place or the shape of t are the cause."""
+    try:
+        yield
+    except (RuntimeError, TypeError, IndexError, InputError) as error:
+        if "in-place" in str(error) or "inplace" in str(error):
+            raise InputError(CHANGES_ARGUMENT) from error
+        ones = [1] * (z[0].dim() - 1)
+        if ones and not is_symbolic() and _can_evaluate(system, t.reshape(-1, *ones), z, theta):
+            column = "t[:, None]" if len(ones) == 1 else f"t.reshape(-1, {', '.join(map(str, ones))})"
+            raise InputError(
+                f"the dynamics, feedback or cost fail with t of shape {tuple(t.shape)}, one time per sample, and x of"
+                f" shape {tuple(z[0].shape)} ({error}): write {column} * x for t * x"
+            ) from error
+        error.add_note(f"solve called the dynamics with t of shape {tuple(t.shape)} and x of shape {tuple(z[0].shape)}")
+        raise
+
+
+def _can_evaluate(system: System, t: Tensor, z: State, theta: Sequence[Tensor]) -> bool:
+    with torch.no_grad(), suppress(Exception):  # of the dynamics, whatever it is
+        system.bind(theta)(t, z)
+        return True
+    return False
 
 
 def _without_communication() -> AbstractContextManager[Any]:
