@@ -122,9 +122,3 @@ def test_a_time_that_does_not_broadcast_gets_the_line_to_write(name):
 def test_the_line_to_write_has_the_dimensions_of_images():
     with pytest.raises(ncode.InputError, match=r"write t.reshape\(-1, 1, 1, 1\) \* x"):
         ncode.solve(lambda t, x, theta: t * x, torch.ones(5, 1, 4, 4), 0.0, 1.0)
-
-
-def test_another_error_of_the_dynamics_stays_as_it_is():
-    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
-        ncode.solve(lambda t, x, theta: x @ torch.ones(4, 3), X, 0.0, 1.0)
-    assert caught.value.__notes__ == ["solve called the dynamics with t of shape (5,) and x of shape (5, 3)"]

@@ -138,8 +138,6 @@ def test_a_failed_sample_of_a_batch_that_stays_whole_spoils_no_shared_gradient(g
 
 
 def test_an_error_inside_of_the_dynamics_says_what_they_were_given():
-    with pytest.raises(RuntimeError) as caught:
-        ncode.solve(lambda t, x, theta: t * x, torch.ones(3, 2), 0.0, 1.0)
-    (note,) = caught.value.__notes__
-    assert "t of shape (3,)" in note
-    assert "t.reshape(-1, 1) * x" in note
+    with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
+        ncode.solve(lambda t, x, theta: x @ torch.ones(4, 3), torch.ones(3, 2), 0.0, 1.0)
+    assert caught.value.__notes__ == ["solve called the dynamics with t of shape (3,) and x of shape (3, 2)"]
