@@ -12,7 +12,8 @@ Solve
     costs               running costs along trajectories: `KineticEnergy`, `JacobianNorm`, ...
 
 Build models
-    NCODE               the module; `NCODE.family()` lists the models of the paper; `from_pretrained` loads one
+    NCODE               the module; `NCODE.family()` lists the models of the paper
+    save_pretrained     a model in a folder with its model card; `from_pretrained` loads it
     dynamics            vector fields with a control: `MLP`, `Linear`, `ConvBlock`, `CDE`, `Function`, ...
     control             controllers, the most used of them also here: `Static`, `OpenLoop`, `ClosedLoop`, `Hebbian`,
                         `DataControl`, `InputControl`, `TimeVarying`
@@ -37,7 +38,7 @@ from typing import TYPE_CHECKING
 
 from . import closed_forms, control, costs, dynamics, paths
 from ._version import __version__
-from .block import NCODE, register
+from .block import NCODE, from_pretrained, register, save_pretrained
 from .control import ClosedLoop, DataControl, Hebbian, InputControl, OpenLoop, Static, TimeVarying
 from .errors import InputError, SolveError, Status, nearest
 from .ode import PID, Backend, Event, Solution, SolveOptions, Stats, StepSizeRule, Tableau, solve
@@ -73,10 +74,12 @@ __all__ = [
     "distributed",
     "dynamics",
     "flows",
+    "from_pretrained",
     "models",
     "paths",
     "plot",
     "register",
+    "save_pretrained",
     "solve",
 ]
 

@@ -6,16 +6,12 @@ from torch import nn
 
 import ncode
 
-FIXED = {"method": "rk4", "dt": 0.5, "gradient": "autograd"}
+FIXED = {"method": "rk4", "dt": 0.5}
 FAMILY = ncode.NCODE.family()
 BLOCKS = {
     **{name: lambda name=name: ncode.NCODE(*FAMILY[name].choose(2), **FIXED) for name in FAMILY},
     "linear": lambda: ncode.NCODE(ncode.dynamics.Linear(2), ncode.OpenLoop(nn.Linear(2, 3)), **FIXED),
     "sparse": lambda: ncode.NCODE(ncode.dynamics.SparseLinear(2, 1), ncode.OpenLoop(nn.Linear(2, 3)), **FIXED),
-}
-BLOCKS_THAT_CHOOSE = {
-    "steps": lambda: ncode.NCODE(ncode.dynamics.MLP(2)),
-    "episode": lambda: ncode.models.PlasticMemory(4),
 }
 ANY_BATCH = {"x": {0: torch.export.Dim.DYNAMIC}}
 
@@ -37,11 +33,46 @@ def test_an_exported_block_takes_batches_of_any_size(name):
     torch.testing.assert_close(program.module()(x), block(x))
 
 
-@pytest.mark.parametrize("options", [{}, {"dt": 0.5}])
-def test_a_block_that_chooses_its_steps_says_what_it_needs(options):
-    block = ncode.NCODE(ncode.dynamics.Linear(2), **options)
-    with pytest.raises(ncode.InputError, match="steps are known beforehand"):
-        torch.export.export(block, (torch.randn(3, 2),), strict=False)
+class Plain(nn.Module):
+    """A module that calls `ncode.solve` itself."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, x):
+        return ncode.solve(lambda t, x, theta: -x, x, 0.0, 1.0, **self.options).x
+
+
+REFUSED = {
+    "adaptive steps": (lambda: ncode.NCODE(ncode.dynamics.MLP(2)), r'block.with_options\(method="rk4", dt=0.1\)'),
+    "a closed form": (lambda: ncode.NCODE(ncode.dynamics.Linear(2)), r"block.with_options\("),
+    "a memory": (lambda: ncode.models.PlasticMemory(2).with_options(method="dopri5", dt=None), r"with_options\("),
+    "a time as a tensor": (lambda: ncode.NCODE(ncode.dynamics.MLP(2), t1=torch.tensor(1.0), **FIXED), "give numbers"),
+    "solve": (Plain, r'give solve a fixed step, as in method="rk4", dt=0.1'),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_chooses_its_steps_is_refused_with_the_line_to_write(name):
+    make, message = REFUSED[name]
+    inputs = (torch.randn(3, 2, 2), torch.randn(3, 2)) if name == "a memory" else (torch.randn(3, 2),)
+    with pytest.raises(ncode.InputError, match=f"steps are known beforehand.*{message}"):
+        torch.export.export(make(), inputs, strict=False)
+
+
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint", "autograd"])
+def test_fixed_steps_are_exported_whatever_their_gradient_is(gradient):
+    model, x = Plain(gradient=gradient, **FIXED), torch.randn(3, 2)
+    program = torch.export.export(model, (x,))
+    torch.testing.assert_close(program.module()(2 * x), model(2 * x))
+
+
+@pytest.mark.slow
+def test_a_compiled_block_is_exported_as_plain_operations():
+    block, x = ncode.NCODE(ncode.dynamics.MLP(2), **FIXED), torch.randn(3, 2)
+    program = torch.export.export(block.with_options(compile=True), (x,))
+    torch.testing.assert_close(program.module()(2 * x), block(2 * x))
 
 
 def gamma():
@@ -65,7 +96,6 @@ def driven_kernels():
 
 
 IMAGES = {
-    "classifier": classifier,
     "driven kernels": driven_kernels,
     "grouped": lambda: convolutional(convolution="grouped"),
     "unfolded": lambda: convolutional(convolution="unfolded"),
@@ -107,13 +137,10 @@ def test_onnxruntime_gives_the_same_answer(make, shape, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("given", ["dynamic_shapes", "dynamic_axes"])
-def test_onnxruntime_takes_another_batch_than_the_exporter_was_given(given, tmp_path):
+def test_onnxruntime_takes_another_batch_than_the_exporter_was_given(tmp_path):
+    """With the older argument of the exporter; tests/models/test_deployment.py uses the newer one."""
     model, x = classifier(method="euler", dt=1.0).eval(), torch.rand(9, 3, 6, 6)
-    options = {
-        "dynamic_shapes": {"dynamic_shapes": ({0: "batch"},)},
-        "dynamic_axes": {"input_names": ["images"], "dynamic_axes": {"images": {0: "batch"}}},
-    }[given]
+    options = {"input_names": ["images"], "dynamic_axes": {"images": {0: "batch"}}}
     run = onnx_session(model, x[:3], tmp_path / "model.onnx", **options)
     torch.testing.assert_close(run(x), model(x).detach(), atol=1e-5, rtol=1e-4)
 
@@ -142,17 +169,10 @@ def test_a_traced_block_takes_batches_of_any_size():
 @pytest.mark.parametrize(
     ("model", "inputs", "message"),
     [
-        (BLOCKS_THAT_CHOOSE["steps"], (torch.randn(3, 2),), "steps are known beforehand"),
-        (BLOCKS_THAT_CHOOSE["episode"], (torch.randn(3, 2, 4), torch.randn(3, 4)), "steps are known beforehand"),
+        (lambda: ncode.NCODE(ncode.dynamics.MLP(2)), (torch.randn(3, 2),), "steps are known beforehand"),
         (lambda: convolutional(convolution="grouped"), (torch.rand(3, 3, 6, 6),), 'use "auto"'),
     ],
 )
 def test_a_program_that_would_hold_for_its_example_alone_is_not_traced(model, inputs, message):
     with pytest.raises(ncode.InputError, match=message):
         torch.jit.trace(model().eval(), inputs, check_trace=False)
-
-
-def test_a_memory_that_is_exported_says_what_it_needs():
-    model = BLOCKS_THAT_CHOOSE["episode"]()
-    with pytest.raises(ncode.InputError, match="steps are known beforehand"):
-        torch.export.export(model, (torch.randn(3, 2, 4), torch.randn(3, 4)))

@@ -73,7 +73,7 @@ def test_precision_is_kept(tmp_path):
 
 def test_the_folder_is_laid_out_as_the_hub_wants_it(tmp_path):
     BLOCKS["sparse"]().save_pretrained(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"config.json", "model.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == {"README.md", "config.json", "model.safetensors"}
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["class"] == "ncode.NCODE"
     assert config["dynamics"] == {"class": "ncode.SparseLinear", "m": 2, "nonzeros": 1, "seed": 3}

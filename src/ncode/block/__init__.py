@@ -9,6 +9,8 @@ closed form applies, it gives the solution; otherwise dynamics and controller be
     family.py   the models of the paper as choices of dynamics and controller
     config.py   modules as plain data, and the names of their classes: `register`
     saving.py   these data and the weights in a folder: `save_pretrained`, `from_pretrained`
+    card.py     the model card in that folder
+    pretrained.py  `Pretrained`, the base class of blocks and of networks of blocks
 """
 
 from .config import register

@@ -23,7 +23,7 @@ from ..ode.problem import check_state
 from ..paths import Path
 from . import wiring
 from .family import FAMILY, Family
-from .saving import Pretrained
+from .pretrained import Pretrained
 from .wiring import Episode, Request, Settings
 
 if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
@@ -263,10 +263,7 @@ class NCODE(Pretrained):
 
     def config(self) -> dict[str, Any]:
         """The arguments that build this block again."""
-        settings = self.settings.as_dict()
-        for name in ("rtol", "atol"):  # per component
-            settings[name] = settings[name].tolist() if isinstance(settings[name], Tensor) else settings[name]
-        return {"dynamics": self.dynamics, "controller": self.controller, **settings}
+        return {"dynamics": self.dynamics, "controller": self.controller, **self.settings.as_plain_dict()}
 
     def extra_repr(self) -> str:
         """The equations, the interval and how it is solved, for `print(block)`."""
@@ -290,7 +287,7 @@ class NCODE(Pretrained):
         **more: Any,
     ) -> Request:
         """Check the input, and set the state and the control at t0."""
-        settings.check_export()
+        settings = settings.for_export()
         check_state(check_tensor("x", x), "x")
         wiring.check_precision(self, x)
         wiring.check_gathered(self)

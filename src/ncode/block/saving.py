@@ -4,6 +4,7 @@ A folder can be uploaded to the Hugging Face hub as it is:
 
     model.safetensors    the weights; its metadata hold the configuration, and a checksum of both
     config.json          the configuration again, for people and other programs (config.py says what it contains)
+    README.md            the model card (card.py)
 
 Two files cannot be replaced at once. So the model is in the first one, whole, and renaming a new one into its place is
 the moment at which a folder changes from the old model to the new one: a full disk or a killed process leaves either.
@@ -21,31 +22,38 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 
 from ..errors import InputError, check_number, optional_import
+from . import card
 from .config import build_module, to_data
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
+CONFIG, WEIGHTS, CARD = "config.json", "model.safetensors", "README.md"
 CONFIG_KEY, DIGEST_KEY = "ncode.config", "ncode.sha256"  # of the metadata
 
 MIN_MEMORY, MEMORY_PER_BYTE, MEMORY_PER_TENSOR = 2**30, 8, 2**20  # the default of max_memory
 CONFIG_SHARE = 64  # the text of a configuration may have 1/64 of max_memory, since its objects take more than the text
 
 
-def save_pretrained(module: nn.Module, folder: str | Path) -> None:
+def save_pretrained(module: nn.Module, folder: str | Path, notes: Mapping[str, str] | None = None) -> None:
     """Write a module into a folder: config.json says what to build, model.safetensors holds the weights.
 
     Needs the package safetensors. Classes and functions of your own are named by their import path, or as given to
     `ncode.register`. If writing fails or is interrupted, a module that the folder held before stays whole.
 
+    Args:
+        module: A block, a model of `ncode.models`, or another module, such as an `nn.Sequential` of a block and layers.
+        folder: The folder, made if it does not exist.
+        notes: Lines of the model card, README.md, by title: {"Score": "97 % of the test images", "Data": "MNIST"}. A
+            README.md that you wrote yourself is left as it is.
+
     >>> import tempfile, ncode
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     save_pretrained(ncode.NCODE(ncode.dynamics.MLP(2)), folder)
     ...     sorted(file.name for file in Path(folder).iterdir())
-    ['config.json', 'model.safetensors']
+    ['README.md', 'config.json', 'model.safetensors']
     """
     safetensors = optional_import("safetensors.torch", "saving to a folder", "hub")
     data = to_data(module)
@@ -60,7 +68,10 @@ def save_pretrained(module: nn.Module, folder: str | Path) -> None:
         raise InputError(f"{folder} is a file: give the name of a folder")
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(data, indent=2) + "\n"
-    _replace_files({folder / WEIGHTS: _join(header, values), folder / CONFIG: text.encode()})
+    files = {folder / WEIGHTS: _join(header, values), folder / CONFIG: text.encode()}
+    if card.may_replace(folder / CARD):
+        files[folder / CARD] = card.model_card(module, data, folder.resolve().name, notes).encode()
+    _replace_files(files)
 
 
 def from_pretrained(
@@ -110,28 +121,6 @@ def from_pretrained(
     if len(module.state_dict()) < len(weights):
         raise InputError(f"{path / WEIGHTS} does not fit its configuration: some of its tensors have no place in it")
     return module.eval()
-
-
-class Pretrained(nn.Module):
-    """A module with methods that save it in a folder and load it."""
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write this module into a folder, as `ncode.block.save_pretrained` does."""
-        save_pretrained(self, folder)
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        folder: str | Path,
-        revision: str | None = None,
-        allow_imports: Sequence[str] = (),
-        max_memory: float | None = None,
-    ) -> Self:
-        """Load a module of this class; the arguments are those of `ncode.block.from_pretrained`."""
-        module = from_pretrained(folder, revision, allow_imports, max_memory)
-        if not isinstance(module, cls):
-            raise InputError(f"{folder} holds a {type(module).__name__}, not a {cls.__name__}")
-        return module
 
 
 def _check_same(module: nn.Module, again: nn.Module) -> None:

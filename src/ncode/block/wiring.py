@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .._modules import Shape, Shapes, Theta, format_shape, format_shapes
-from .._torch_private import is_symbolic, is_tracing, is_transforming, pytree
+from .._torch_private import is_symbolic, is_transforming, pytree
 from ..closed_forms.select import ClosedForm, ClosedFormResult, closed_form
 from ..control import Controller, State
 from ..control.base import Constant, Motion, expand_shared
@@ -84,16 +84,30 @@ class Settings:
             return None
         return closed_form(dynamics.structure, controller.motion, self.t0, self.t1, self.options)
 
-    def check_export(self) -> None:
-        """Raise `InputError` if a block whose operations depend on values is exported or traced."""
-        numbers = not isinstance(self.t0, Tensor) and not isinstance(self.t1, Tensor)
-        options = self.options
-        static = options.dt is not None and options.gradient == "autograd" and numbers and not options.backend.fuses
-        if (torch.compiler.is_exporting() or is_tracing()) and not static:
-            raise InputError(
-                "only a block whose steps are known beforehand can be exported or traced: give it a step size dt and"
-                ' gradient="autograd"'
-            )
+    def changes_from(self, base: Settings) -> dict[str, Any]:
+        """The settings that differ from those of `base`, as the keyword arguments of `NCODE` that files can hold."""
+        before, now = base.as_plain_dict(), self.as_plain_dict()
+        return {name: value for name, value in now.items() if value != before[name]}
+
+    def as_plain_dict(self) -> dict[str, Any]:
+        """All settings by name, tolerances per component as lists."""
+        settings = self.as_dict()
+        for name in ("rtol", "atol"):
+            settings[name] = settings[name].tolist() if isinstance(settings[name], Tensor) else settings[name]
+        return settings
+
+    def for_export(self) -> Settings:
+        """The settings with which a block is exported or traced, as `SolveOptions.for_export` changes them."""
+        fix = 'export block.with_options(method="rk4", dt=0.1), which shares its weights and takes fixed steps'
+        options = self.options.for_export((self.t0, self.t1), fix)
+        return self if options is self.options else replace(self, options=options, exact=False)
+
+
+def check_settings(solver: Any) -> Mapping[str, Any]:
+    """Return settings of a block by name, as a model takes them; None for none."""
+    if solver is not None and not isinstance(solver, Mapping):
+        raise InputError(f'solver must be a dict such as {{"method": "rk4", "dt": 0.1}}; given {format_value(solver)}')
+    return solver or {}
 
 
 @dataclass(frozen=True, eq=False)

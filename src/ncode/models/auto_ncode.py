@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ..block import NCODE
+from ..block import NCODE, Settings
+from ..block.wiring import check_settings
 from ..control import DataControl
 from ..costs import Regulariser
 from ..dynamics import SparseLinear
@@ -35,6 +36,8 @@ class AutoNCODE(Autoencoder):
         horizon: T.
         costs: Running costs on the latent flow, added to the loss; with any, the solver replaces the exact flow.
         seed: Seed of the sparsity pattern of theta and of x_0.
+        solver: Settings of the block that solves the flow, as for `NCODE`: {"method": "rk4", "dt": 0.5} for an export.
+            Default: the exact flow.
 
     >>> encoder = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU())
     >>> decoder = nn.Sequential(nn.Linear(8, 784), nn.Sigmoid(), nn.Unflatten(1, (1, 28, 28)))
@@ -62,6 +65,7 @@ class AutoNCODE(Autoencoder):
         seed: int = 0,
         code_noise: nn.Module | None = None,
         terms: Mapping[str, nn.Module] | None = None,
+        solver: Mapping[str, Any] | None = None,
     ):
         super().__init__(encoder, decoder, loss, code_noise, terms)
         self.start = check_choice("start", start, get_args(FlowStart))
@@ -73,9 +77,36 @@ class AutoNCODE(Autoencoder):
             self.gamma = nn.Linear(check_count("width", width), self.latent * self.nonzeros)
         self.norm = ControlNorm(norm, latent, nonzeros, gain)
         # gamma is part of this module, so the block takes its context as the control.
-        self.block = NCODE(SparseLinear(latent, nonzeros, seed), DataControl(), t1=horizon)
+        settings = Settings(t1=horizon).changed(check_settings(solver))
+        self.block = NCODE(SparseLinear(latent, nonzeros, seed), DataControl(), **settings.as_dict())
+        self.seed = seed
         drawn = torch.randn(latent, generator=torch.Generator().manual_seed(seed))
         self.register_buffer("x0", torch.ones(latent) if start == "ones" else drawn)
+
+    def config(self) -> dict[str, Any]:
+        settings = self.block.settings
+        return {
+            "encoder": self.encoder,
+            "decoder": self.decoder,
+            "width": self.gamma.in_features,
+            "latent": self.latent,
+            "loss": self.loss,
+            "nonzeros": self.nonzeros,
+            "norm": self.norm.kind,
+            "gain": float(self.norm.gain),
+            "start": self.start,
+            "horizon": settings.t1,
+            "costs": self.costs,
+            "seed": self.seed,
+            "code_noise": self.code_noise,
+            "terms": dict(self.terms.items()),
+            "solver": settings.changes_from(Settings(t1=settings.t1)),
+        }
+
+    def card_lines(self) -> dict[str, str]:
+        """Lines of the model card: what goes in, what comes out, and the flow of the code."""
+        flow = f"the code is x({self.block.settings.t1:g}) of dx/dt = theta x, with theta = gamma(image)"
+        return {**super().card_lines(), "Code": f"{self.latent} numbers per image: {flow}"}
 
     def control(self, images: Tensor) -> Tensor:
         """theta for images, (batch, latent, nonzeros)."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy, mse_loss
 
-from .._torch_private import is_symbolic
+from .._modules import Configurable
+from ..block.pretrained import Pretrained
 from ..errors import InputError, check_choice, check_tensor, format_value
+from .scaling import check_values
 
 
 class TrainingCode(NamedTuple):
@@ -34,7 +36,7 @@ class AutoencoderLoss(NamedTuple):
     images: Tensor
 
 
-class Autoencoder(nn.Module, ABC):
+class Autoencoder(Configurable, Pretrained, ABC):
     """Images to codes and back. Abstract: a subclass defines how a code is computed from features.
 
     Args:
@@ -74,7 +76,17 @@ class Autoencoder(nn.Module, ABC):
         self.loss = check_choice("loss", loss, ("mse", "bce"))
         self.code_noise = nn.Identity() if code_noise is None else code_noise
         self.terms = nn.ModuleDict(terms or {})
-        self._range_checked = False
+
+    def config(self) -> dict[str, Any]:
+        arguments = super().config()
+        return {**arguments, "terms": dict(self.terms.items())} if "terms" in arguments else arguments
+
+    def card_lines(self) -> dict[str, str]:
+        """Lines of the model card: what goes in and what comes out."""
+        return {
+            "Input": "images (batch, channels, height, width), floats from 0 to 1",
+            "Use": "`model(images)` reconstructs; `model.encode(images)` gives codes, `model.decode(codes)` images",
+        }
 
     @abstractmethod
     def encode(self, images: Tensor) -> Tensor:
@@ -130,10 +142,4 @@ class Autoencoder(nn.Module, ABC):
                 f"images must be numbers from 0 to 1, (batch, channels, height, width); given {images.dtype}"
                 f" {tuple(images.shape)}: convert bytes with images.float() / 255"
             )
-        # Checking every batch would synchronise with the GPU: only the first one is checked there.
-        if not images.numel() or is_symbolic() or (self._range_checked and images.device.type != "cpu"):
-            return
-        self._range_checked = True
-        low, high = (float(bound) for bound in images.detach().aminmax())
-        if not (low >= 0.0 and high <= 1.0):
-            raise InputError(f"images must lie between 0 and 1; given {low:g} to {high:g}: scale them first")
+        check_values(self, images, (0.0, 1.0))

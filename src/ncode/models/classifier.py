@@ -11,10 +11,11 @@ from torch.nn import functional as F
 
 from .._modules import Configurable, check_shape
 from ..block import NCODE
-from ..block.saving import Pretrained
+from ..block.pretrained import Pretrained
 from ..costs import CostLike
 from ..errors import InputError, allocating, check_choice, check_count, check_fraction, check_tensor, format_value
 from ..ode import Solution
+from .scaling import ValueRange, check_value_range, check_values
 
 ImageShape = tuple[int, int, int]  # channels, height, width
 Gamma = Literal["linear", "perceptron", "conv", "conv-norm", "conv-pool"]
@@ -65,13 +66,14 @@ class ClassifierOutput(NamedTuple):
 class ImageClassifier(Configurable, Pretrained, ABC):
     """Base class of image classifiers. Abstract: a subclass defines `classify`.
 
-    Takes uint8 images, or floats from 0 to 1, and normalises them by a mean and a standard deviation that are part of
-    the weights.
+    Takes uint8 images, or floats in `value_range`, and normalises them by a mean and a standard deviation that are part
+    of the weights. Images beyond that range by more than a tenth of it are refused: bytes given as floats, for example.
 
     Args:
         shape: Shape of an image, (channels, height, width).
         classes: Number of classes.
         shrink: Factor by which images are first reduced, by means over shrink x shrink pixels.
+        value_range: The darkest and the brightest value of images that are floats.
 
     >>> class Linear(ImageClassifier):
     ...     def __init__(self, shape):
@@ -87,11 +89,12 @@ class ImageClassifier(Configurable, Pretrained, ABC):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, shape: ImageShape, classes: int, shrink: int = 1):
+    def __init__(self, shape: ImageShape, classes: int, shrink: int = 1, value_range: ValueRange = (0.0, 1.0)):
         super().__init__()
         self.shape = channels, _, _ = _check_image_shape(shape)
         self.classes, self.shrink = check_count("classes", classes), check_count("shrink", shrink)
         shrunk_shape(self.shape, self.shrink)
+        self.value_range = check_value_range(value_range)
         self.register_buffer("mean", torch.zeros(channels))
         self.register_buffer("std", torch.ones(channels))
 
@@ -110,7 +113,7 @@ class ImageClassifier(Configurable, Pretrained, ABC):
         return self.classify(images).logits
 
     def set_normalisation(self, mean: Tensor, std: Tensor) -> Self:
-        """Set the mean and the standard deviation per channel, of images scaled to 0 to 1."""
+        """Set the mean and the standard deviation per channel, of images that are floats in `value_range`."""
         self.mean.copy_(mean)
         self.std.copy_(std)
         return self
@@ -121,9 +124,28 @@ class ImageClassifier(Configurable, Pretrained, ABC):
             raise InputError(
                 f"this classifier takes images (batch, {', '.join(map(str, self.shape))}); given {tuple(images.shape)}"
             )
-        x = images.to(self.mean.dtype) / 255 if images.dtype == torch.uint8 else images
+        x = self._as_floats(images)
         x = (x - self.mean[:, None, None]) / self.std[:, None, None]
         return F.avg_pool2d(x, self.shrink) if self.shrink > 1 else x
+
+    def _as_floats(self, images: Tensor) -> Tensor:
+        low, high = self.value_range
+        if images.dtype == torch.uint8:
+            return images.to(self.mean.dtype) * ((high - low) / 255) + low
+        if not images.is_floating_point():
+            raise InputError(f"images must be uint8 or floats from {low:g} to {high:g}; given {images.dtype}")
+        check_values(self, images, self.value_range, slack=0.1)
+        return images
+
+    def card_lines(self) -> dict[str, str]:
+        """Lines of the model card: what goes in, its scaling, and what comes out."""
+        low, high = self.value_range
+        mean, std = ([round(value, 4) for value in it.tolist()] for it in (self.mean, self.std))
+        return {
+            "Input": f"images (batch, {', '.join(map(str, self.shape))}), uint8, or floats from {low:g} to {high:g}",
+            "Scaling": f"by the model itself, as floats: mean {mean}, standard deviation {std} per channel",
+            "Output": f"logits (batch, {self.classes})",
+        }
 
 
 class Classifier(ImageClassifier):
@@ -131,7 +153,7 @@ class Classifier(ImageClassifier):
 
     Args:
         block: What the image flows through. Its state is (channels, height, width), with each side divided by shrink.
-        shape, classes, shrink: As for `ImageClassifier`.
+        shape, classes, shrink, value_range: As for `ImageClassifier`.
 
     >>> import torch, ncode
     >>> f = ncode.dynamics.Augmented(ncode.dynamics.ConvBlock(3 + 5, filters=8), zeros=5)
@@ -140,8 +162,15 @@ class Classifier(ImageClassifier):
     torch.Size([2, 10])
     """
 
-    def __init__(self, block: NCODE, shape: ImageShape, classes: int = 10, shrink: int = 1):
-        super().__init__(shape, classes, shrink)
+    def __init__(
+        self,
+        block: NCODE,
+        shape: ImageShape,
+        classes: int = 10,
+        shrink: int = 1,
+        value_range: ValueRange = (0.0, 1.0),
+    ):
+        super().__init__(shape, classes, shrink, value_range)
         if not isinstance(block, NCODE):
             raise InputError(f"block must be an ncode.NCODE; given {type(block).__name__}")
         state = block.dynamics.state_shape

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ..block import NCODE
+from .._modules import Configurable
+from ..block import NCODE, Settings
+from ..block.pretrained import Pretrained
+from ..block.wiring import check_settings
 from ..control import Hebbian
 from ..dynamics import Recurrent
 from ..errors import InputError, check_count, check_number, check_tensor
+from ..ode import SolveOptions
 
 
-class PlasticMemory(nn.Module):
+class PlasticMemory(Configurable, Pretrained):
     """Closed-loop N-CODE (equation 7 of the paper): dx/dt = tanh(theta x), dtheta/dt = mu * x x^T.
 
     For each stored pattern x starts from the pattern and evolves for 0.5 s, while theta, which starts at theta_0, is
@@ -29,6 +34,7 @@ class PlasticMemory(nn.Module):
         scale: Size of the random part of mu and theta_0 at first.
         hold: The diagonal of theta_0 at first.
         solver_steps: Steps of RK4 per presentation.
+        solver: Other settings of the block that is solved, as for `NCODE`.
 
     >>> PlasticMemory(10)(torch.ones(2, 6, 10), torch.ones(2, 10)).shape
     torch.Size([2, 10])
@@ -37,13 +43,36 @@ class PlasticMemory(nn.Module):
     presentation_time: ClassVar[float] = 0.5
     """Duration of a presentation in seconds, as in the paper."""
 
-    def __init__(self, n: int, scale: float = 1e-3, hold: float = 2.0, solver_steps: int = 1):
+    def __init__(
+        self,
+        n: int,
+        scale: float = 1e-3,
+        hold: float = 2.0,
+        solver_steps: int = 1,
+        solver: Mapping[str, Any] | None = None,
+    ):
         super().__init__()
+        self.n, self.scale, self.hold = n, scale, check_number("hold", hold, low=-math.inf)
         self.solver_steps = check_count("solver_steps", solver_steps)
-        plastic, duration = Hebbian(scale), self.presentation_time
-        self.block = NCODE(Recurrent(n), plastic, t1=duration, method="rk4", dt=duration / self.solver_steps)
+        plastic = Hebbian(scale)
+        self.block = NCODE(Recurrent(n), plastic, **self._settings.changed(check_settings(solver)).as_dict())
         with torch.no_grad():
-            plastic.theta.diagonal().add_(check_number("hold", hold, low=-math.inf))
+            plastic.theta.diagonal().add_(self.hold)
+
+    @property
+    def _settings(self) -> Settings:
+        """How a presentation is solved, unless `solver` says otherwise."""
+        duration = self.presentation_time
+        return Settings(t1=duration, options=SolveOptions(method="rk4", dt=duration / self.solver_steps))
+
+    @property
+    def solver(self) -> dict[str, Any]:
+        """The settings that differ from those of the constructor."""
+        return self.block.settings.changes_from(self._settings)
+
+    def card_lines(self) -> dict[str, str]:
+        """Lines of the model card: what goes in and what comes out."""
+        return {"Input": f"patterns to store (batch, P, {self.n}) and queries (batch, {self.n})", "Output": "patterns"}
 
     def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
         """x at the end of the query, for stimuli (batch, P, n) and query (batch, n)."""

@@ -163,7 +163,7 @@ def solve(
         max_steps=max_steps,
         checkpoint_every=checkpoint_every,
         step_rule=step_rule,
-    )
+    ).for_export((t0, t1), 'give solve a fixed step, as in method="rk4", dt=0.1')
     problem = make_problem(
         dynamics,
         x0,
@@ -182,9 +182,9 @@ def solve(
     throw = check_flag("throw", throw)
     if problem.batch == 0:
         return _empty(problem, theta)
-    if is_transforming() and gradient != "autograd":
+    if is_transforming() and options.gradient != "autograd":
         raise InputError(
-            f'gradient="{gradient}" does not work inside torch.func transforms: use gradient="autograd" there'
+            f'gradient="{options.gradient}" does not work inside torch.func transforms: use gradient="autograd" there'
         )
     if events is not None or jump_ts is not None:
         watched, jumps = check_events(events or ()), None if jump_ts is None else check_jumps(jump_ts, problem)
@@ -194,7 +194,7 @@ def solve(
             _raise_failures(solution)
         return solution
     planned = problem.fixed_count is not None and options.backend is EAGER and callback is None
-    if gradient == "autograd" and planned:
+    if options.gradient == "autograd" and planned:
         solution = _make_solution(problem, theta, solve_planned(problem))
         if is_symbolic() or bool(solution.ok.all()):
             return solution

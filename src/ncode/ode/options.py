@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from .._torch_private import is_tracing
 from ..errors import InputError, check_choice, check_count, check_number
 from .backends import Backend, find_backend
 from .implicit_tableau import DirkTableau
@@ -144,6 +147,27 @@ class SolveOptions:
         for name in changes:
             check_choice("option", name, self.as_dict())
         return replace(self, **changes) if changes else self
+
+    def for_export(self, times: Iterable[Any], fix: str) -> SolveOptions:
+        """The options with which a solve is exported or traced: fixed steps as a plain graph, with the same values.
+
+        Args:
+            times: t0 and t1.
+            fix: What to do about steps that are chosen by their error, for the message.
+        """
+        if not torch.compiler.is_exporting() and not is_tracing():
+            return self
+        if self.dt is None:
+            raise InputError(
+                "only a solve whose steps are known beforehand can be exported or traced, and this one chooses them by"
+                f" their error: {fix}; choose dt by comparing with the results of adaptive steps"
+            )
+        if any(isinstance(time, Tensor) for time in times):
+            raise InputError(
+                "only a solve whose steps are known beforehand can be exported or traced, and t0 or t1 is a tensor,"
+                " which leaves their number open: give numbers"
+            )
+        return self.changed(gradient="autograd", compile=False)
 
     def non_default(self) -> dict[str, Any]:
         """The options that differ from their defaults, by name."""
