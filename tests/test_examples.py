@@ -113,3 +113,17 @@ def test_a_training_begins_in_one_process_and_continues_in_two(tmp_path, monkeyp
     expected, loss_of_one = whole[1].rsplit(" ", 1)
     assert label == expected == "epoch 2: loss"
     assert float(loss) == pytest.approx(float(loss_of_one), rel=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # those of the exporter
+def test_a_deployed_block_takes_batches_of_any_size(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("onnxruntime")
+    script = EXAMPLES / "deployment.py"
+    monkeypatch.setattr(sys, "argv", [str(script), "--out", str(tmp_path)])
+    runpy.run_path(str(script), run_name="__main__")
+    *steps, exported, onnx = capsys.readouterr().out.strip().splitlines()
+    errors = [float(line.rsplit(" ", 1)[1]) for line in steps]
+    assert errors == sorted(errors, reverse=True)
+    assert all(float(line.rsplit(" ", 1)[1]) < 1e-5 for line in (exported, onnx))
+    assert (tmp_path / "README.md").exists()

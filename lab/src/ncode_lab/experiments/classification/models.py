@@ -114,6 +114,9 @@ def build_classifier(
 ) -> ImageClassifier:
     """The classifier of that name for images (C, H, W); `solver` are further options of a single block.
 
+    On a CPU, use ClassifierSettings(solver="rk4"), two fixed steps: a training step of 64 images then takes about a
+    second on one core, and two to three with dopri5, the default and the solver of the tables.
+
     - node, anode: static weights, time as a channel, and for anode channels that start at 0 (Dupont et al., 2019).
     - anode-wide: anode with about as many parameters as ncode.
     - data-control: anode, whose first layer sees the image as well (Massaroli et al., 2020).
