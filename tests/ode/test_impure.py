@@ -141,3 +141,16 @@ def test_an_error_inside_of_the_dynamics_says_what_they_were_given():
     with pytest.raises(RuntimeError, match="cannot be multiplied") as caught:
         ncode.solve(lambda t, x, theta: x @ torch.ones(4, 3), torch.ones(3, 2), 0.0, 1.0)
     assert caught.value.__notes__ == ["solve called the dynamics with t of shape (3,) and x of shape (3, 2)"]
+
+
+def test_an_error_that_passes_by_itself_is_not_blamed_on_the_shape_of_time():
+    calls = []
+
+    def field(t, x, theta):
+        calls.append(t.shape)
+        if len(calls) == 1:
+            raise RuntimeError("once")
+        return -x
+
+    with pytest.raises(RuntimeError, match="once"):
+        ncode.solve(field, torch.ones(3, 2), 0.0, 1.0)

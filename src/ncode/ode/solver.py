@@ -148,7 +148,7 @@ def _explain_errors(system: System, t: Tensor, z: State, theta: Sequence[Tensor]
         if "in-place" in str(error) or "inplace" in str(error):
             raise InputError(CHANGES_ARGUMENT) from error
         ones = [1] * (z[0].dim() - 1)
-        if ones and not is_symbolic() and _can_evaluate(system, t.reshape(-1, *ones), z, theta):
+        if ones and _fails_by_shape_of_time(error, system, t, t.reshape(-1, *ones), z, theta):
             column = "t[:, None]" if len(ones) == 1 else f"t.reshape(-1, {', '.join(map(str, ones))})"
             raise InputError(
                 f"the dynamics, feedback or cost fail with t of shape {tuple(t.shape)}, one time per sample, and x of"
@@ -158,8 +158,17 @@ def _explain_errors(system: System, t: Tensor, z: State, theta: Sequence[Tensor]
         raise
 
 
+def _fails_by_shape_of_time(
+    error: Exception, system: System, t: Tensor, column: Tensor, z: State, theta: Sequence[Tensor]
+) -> bool:
+    """Whether the system cannot be evaluated for times (batch,), but can for the same times as a column."""
+    if is_symbolic() or isinstance(error, torch.OutOfMemoryError):
+        return False
+    return not _can_evaluate(system, t, z, theta) and _can_evaluate(system, column, z, theta)
+
+
 def _can_evaluate(system: System, t: Tensor, z: State, theta: Sequence[Tensor]) -> bool:
-    with torch.no_grad(), suppress(Exception):  # of the dynamics, whatever it is
+    with torch.no_grad(), _without_communication(), suppress(Exception):  # of the dynamics, whatever it is
         system.bind(theta)(t, z)
         return True
     return False
