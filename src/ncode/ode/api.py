@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
@@ -36,7 +36,6 @@ def outside_of_compilation(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        _check_given(args, kwargs)
         if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
             return torch.compiler.disable(function)(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         return function(*args, **kwargs)
@@ -44,16 +43,24 @@ def outside_of_compilation(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-def _check_given(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def between_two_times(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Refuse calls of the form odeint(f, x0, ts), whose error in Python would not say what to do."""
-    if len(args) == 3 and "t1" not in kwargs:
-        times = f"; given {format_value(args[2])}" if isinstance(args[2], (Tensor, Sequence)) else ""
-        raise InputError(
-            f"solve takes two times, t0 and t1{times}: write solve(f, x0, t0, t1), and for x at times ts"
-            " solve(f, x0, ts[0], ts[-1], save_at=ts).xs, which is (batch, T, ...)"
-        )
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        given: Sequence[Any] = args
+        if len(given) == 3 and "t1" not in kwargs:
+            times = f"; given {format_value(given[2])}" if isinstance(given[2], (Tensor, Sequence)) else ""
+            raise InputError(
+                f"solve takes two times, t0 and t1{times}: write solve(f, x0, t0, t1), and for x at times ts"
+                " solve(f, x0, ts[0], ts[-1], save_at=ts).xs, which is (batch, T, ...)"
+            )
+        return function(*args, **kwargs)
+
+    return call
 
 
+@between_two_times
 @outside_of_compilation
 def solve(
     dynamics: Dynamics,
