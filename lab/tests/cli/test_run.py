@@ -133,6 +133,30 @@ def test_resume_without_anything_to_go_on_with_says_so(tmp_path, capsys):
     assert "no unfinished run of reflection in" in capsys.readouterr().err
 
 
+def test_resume_of_a_run_in_use_names_the_process(tmp_path, capsys):
+    with create(tmp_path, {"preset": "smoke"}) as folder:
+        assert run("reflection", "--out", str(tmp_path), "--resume") == 2
+    assert f"{folder.path} is in use by process {os.getpid()} on " in capsys.readouterr().err
+
+
+def test_resume_with_another_preset_is_refused(tmp_path, capsys):
+    create(tmp_path, {"preset": "paper", "settings": {"steps": 2}, "options": {"seed": 0, "seeds": 1}}).close()
+    assert run("reflection", "--out", str(tmp_path), "--resume", "--smoke") == 2
+    assert "was started with --paper, and --smoke has other settings: leave --smoke out" in capsys.readouterr().err
+
+
+def test_resume_runs_a_trial_with_a_damaged_result_again(tmp_path, capsys):
+    words = ("--device", "cpu", "--quiet", "--out", str(tmp_path))
+    run("reflection", "--smoke", "--models", "node", *words)
+    (path,) = tmp_path.rglob("result.json")
+    whole = json.loads(path.read_text())
+    path.write_text("{")
+    assert run("reflection", "--resume", *words) == 0
+    assert "result.json is damaged" in capsys.readouterr().err
+    again = json.loads(path.read_text())
+    assert again["metrics"] == whole["metrics"]
+
+
 def unfinish(folder, trial):
     """As if the process had been killed before this trial was done."""
     about = record(folder)

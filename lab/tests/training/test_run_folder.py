@@ -71,7 +71,7 @@ def test_a_run_that_is_under_way_in_another_process_is_left_alone(tmp_path):
     older, newer = create(tmp_path), create(tmp_path)
     older.close()
     assert find_unfinished(tmp_path, "annuli") == older.path
-    with pytest.raises(InputError, match="another process is running"):
+    with pytest.raises(InputError, match=rf"is in use by process {os.getpid()} on .*: wait for it"):
         RunFolder.open(newer.path)
 
 
@@ -134,11 +134,26 @@ def test_curves_are_written_with_six_digits_and_metrics_with_all(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"model": 1}', '{"metrics": {}}'])
-def test_a_damaged_result_is_named(tmp_path, content):
-    folder = create(tmp_path)
+def test_a_damaged_result_is_named_and_put_aside(tmp_path, content):
+    folder, said = create(tmp_path), []
     (folder.trial("node") / "result.json").write_text(content)
-    with pytest.raises(InputError, match=r"result\.json is damaged.*run again"):
-        folder.result("node")
+    assert folder.result("node", said.append) is None
+    assert re.search(r"result\.json is damaged .*: the trial is run again", said[0])
+    assert (folder.trial("node") / "result.damaged").read_text() == content
+    folder.write_result("node", RESULT)
+    assert folder.result("node", said.append) == RESULT
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_finished_run_that_has_lost_a_result_is_unfinished(tmp_path, content):
+    folder = create(tmp_path, trials=["node"])
+    folder.write_result("node", RESULT)
+    folder.finish()
+    assert find_unfinished(tmp_path, "annuli") is None
+    path = folder.path / "trials" / "node" / "result.json"
+    path.unlink() if content is None else path.write_text(content)
+    assert find_unfinished(tmp_path, "annuli") == folder.path
 
 
 def test_what_is_no_run_folder_is_told_so(tmp_path):

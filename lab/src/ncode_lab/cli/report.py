@@ -128,7 +128,7 @@ def tables(arguments: list[str]) -> int:
         for name, table in made.items():
             text = replace_block(text, name, table)
         if outdated:
-            write_file(file, text.encode())
+            write_file(file.resolve(), text.encode())  # a link stays a link
         print(f"{file}: {', '.join(outdated) + ' written' if outdated else 'up to date'}")
     return 0
 

@@ -19,8 +19,9 @@ from ..explorer import write_explorer
 from ..report import write_report
 from ..training import RunOptions
 from ..training.devices import is_first_process
+from ..training.lock import lock_owner
 from ..training.options import Device
-from ..training.run_folder import find_unfinished, read_record
+from ..training.run_folder import find_in_use, find_unfinished, read_record
 
 DEFAULT_PRESET = "quick"
 # Options that a resumed run must keep: the others (devices, folder, verbosity) may change.
@@ -93,9 +94,7 @@ def run(arguments: list[str]) -> int:
     given = parse(kind.preset(preset), RunOptions(), arguments)
     folder = None
     if given.run.resume:
-        folder = find_unfinished(given.run.out, kind.name)
-        if folder is None:
-            raise InputError(f"there is no unfinished run of {kind.name} in {given.run.out}: leave --resume out")
+        folder = _folder_to_resume(kind.name, given.run.out)
         given, preset = _resume(kind, folder, arguments)
     path = run_experiment(given.settings, preset, given.run, folder)
     if not given.run.quiet and is_first_process():
@@ -117,6 +116,16 @@ def parse(settings: Experiment, options: RunOptions, arguments: Sequence[str]) -
     )
 
 
+def _folder_to_resume(name: str, out: Path) -> Path:
+    folder = find_unfinished(out, name)
+    if folder is not None:
+        return folder
+    running = find_in_use(out, name)
+    if running is not None:
+        raise InputError(f"{running} is in use by {lock_owner(running)}: wait for it, or stop it first")
+    raise InputError(f"there is no unfinished run of {name} in {out}: leave --resume out")
+
+
 def _resume(kind: type[Experiment], folder: Path, arguments: list[str]) -> tuple[Any, str]:
     """Settings, options and preset of the original run. Arguments that contradict them are refused."""
     record = read_record(folder)
@@ -125,6 +134,7 @@ def _resume(kind: type[Experiment], folder: Path, arguments: list[str]) -> tuple
         options = _recorded_options(record)
     except InputError as error:
         raise InputError(f"{folder} cannot be resumed: {error}") from error
+    _check_preset(kind, preset, folder, arguments)
     given = parse(settings, options, arguments)
     before = asdict(settings) | {name: getattr(options, name) for name in FIXED_OPTIONS}
     now = asdict(given.settings) | {name: getattr(given.run, name) for name in FIXED_OPTIONS}
@@ -135,6 +145,17 @@ def _resume(kind: type[Experiment], folder: Path, arguments: list[str]) -> tuple
                 " run, or leave --resume out to start a new one"
             )
     return given, preset
+
+
+def _check_preset(kind: type[Experiment], before: str, folder: Path, arguments: Sequence[str]) -> None:
+    """Refuse a preset other than that of the run, unless both have the same settings."""
+    named = [preset for preset in PRESETS if f"--{preset}" in arguments]
+    for preset in named:
+        if kind.preset(preset) != kind.preset(before):
+            raise InputError(
+                f"{folder} was started with --{before}, and --{preset} has other settings: leave --{preset} out to"
+                " resume that run, or leave --resume out to start a new one"
+            )
 
 
 def _recorded_options(record: Mapping[str, Any]) -> RunOptions:

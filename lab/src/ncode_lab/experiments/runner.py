@@ -51,7 +51,7 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
         progress.info(f"{experiment.name} --{preset}, {count} in {place.path}")
         finished = []
         for trial in trials:
-            result = place.result(trial.name)
+            result = place.result(trial.name, progress.warn)
             if result is None:
                 context = TrialContext(fabric, place.trial(trial.name), trial, options, progress)
                 place.write_result(trial.name, _run_trial(experiment, trial, context, record))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -15,14 +17,15 @@ except ImportError:  # Windows has none: there, the user must make sure that eac
 
 LOCK = ".lock"
 _BUSY = (errno.EAGAIN, errno.EACCES)
+_MAX_OWNER = 200  # bytes
 _TRIES, _SECONDS_BETWEEN_TRIES = 20, 0.01
 
 
 class FolderLock:
     """An exclusive lock on a folder. The kernel holds it until `release`, or until the process ends in any way.
 
-    The file `.lock` is never removed. Otherwise a process that waits with the removed file open and one that creates
-    the file again could both hold the lock.
+    The file `.lock` names the process that holds the lock, or the last that did. It is never removed: otherwise a
+    process that waits with the removed file open and one that creates the file again could both hold the lock.
 
     >>> from tempfile import TemporaryDirectory
     >>> folder = TemporaryDirectory()
@@ -46,6 +49,7 @@ class FolderLock:
         for _ in range(_TRIES):
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _write_owner(handle)
                 return cls(handle)
             except OSError as error:
                 if error.errno not in _BUSY:  # a file system without locks
@@ -61,6 +65,22 @@ class FolderLock:
         handle, self._handle = self._handle, None
         if handle is not None:
             os.close(handle)
+
+
+def _write_owner(handle: int) -> None:
+    with suppress(OSError):  # a full disk: the lock holds all the same
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+
+def lock_owner(folder: str | Path) -> str:
+    """Name the process that holds the lock of a folder: "process 123 on HOST". Meaningful while it is locked."""
+    try:
+        with open(Path(folder) / LOCK, "rb") as file:
+            owner = file.read(_MAX_OWNER).decode(errors="replace")
+    except OSError:
+        owner = ""
+    return owner if owner.startswith("process ") and owner.isprintable() else "another process"
 
 
 def is_locked(folder: str | Path) -> bool:

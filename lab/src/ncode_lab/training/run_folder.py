@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from ncode import InputError
 
 from .devices import broadcast
 from .files import explain_os_errors, read_json, remove_leftovers, to_json_value, write_json
-from .lock import FolderLock, is_locked
+from .lock import FolderLock, is_locked, lock_owner
 from .result import Result
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class RunFolder:
             with explain_os_errors(path):
                 lock = FolderLock.acquire(path)
             if lock is None:
-                raise InputError(f"another process is running in {path}: wait for it, or stop it first")
+                raise InputError(f"{path} is in use by {lock_owner(path)}: wait for it, or stop it first")
         with ExitStack() as on_error:
             folder = on_error.enter_context(cls(path, {}, fabric, lock))
             if _writes(fabric):
@@ -112,10 +112,13 @@ class RunFolder:
         if self._lock is not None:
             self._lock.release()
 
-    def result(self, trial: str) -> Result | None:
-        """The result of a trial; None if it is not done."""
+    def result(self, trial: str, warn: Callable[[str], None] = lambda text: None) -> Result | None:
+        """The result of a trial; None if it is not done.
+
+        A damaged result is renamed and counts as not done; `warn` is called with a sentence about it.
+        """
         path = self.path / "trials" / trial / RESULT
-        return broadcast(_read_result(path) if _writes(self._fabric) else None, self._fabric)
+        return broadcast(_read_result(path, warn) if _writes(self._fabric) else None, self._fabric)
 
     def write_result(self, trial: str, result: Result) -> None:
         """Write the result of a trial, which marks it as done."""
@@ -131,11 +134,33 @@ class RunFolder:
 
 
 def find_unfinished(out: str | Path, experiment: str) -> Path | None:
-    """Find the folder of an experiment's newest run that is neither finished nor running now."""
+    """Find the folder of an experiment's newest run that lacks something and is not in use.
+
+    A run is finished if its record says so and all results are there and whole.
+    """
     for path in reversed(_run_folders(Path(out), experiment)):
-        if not is_locked(path) and not read_record(path).get("finished"):
+        if not is_locked(path) and not _is_finished(path):
             return path
     return None
+
+
+def find_in_use(out: str | Path, experiment: str) -> Path | None:
+    """Find the folder of an experiment's newest run that a process is working in."""
+    return next(filter(is_locked, reversed(_run_folders(Path(out), experiment))), None)
+
+
+def _is_finished(path: Path) -> bool:
+    record = read_record(path)
+    trials = record.get("trials")
+    if not record.get("finished"):
+        return False
+    names = [name for name in trials if isinstance(name, str)] if isinstance(trials, list) else []
+    with suppress(InputError):
+        for name in names:
+            # A name with a separator could point outside the run.
+            Result.from_json(read_json(path / "trials" / Path(name).name / RESULT))
+        return True
+    return False
 
 
 def read_record(path: str | Path) -> dict[str, Any]:
@@ -197,10 +222,14 @@ def _create_folder(out: Path, experiment: str) -> tuple[Path, int, FolderLock | 
             path = out / f"{experiment}-{stamp}-{count}"
 
 
-def _read_result(path: Path) -> Result | None:
+def _read_result(path: Path, warn: Callable[[str], None]) -> Result | None:
     if not path.is_file():
         return None
     try:
         return Result.from_json(read_json(path))
     except InputError as error:
-        raise InputError(f"{path} is damaged ({error}); delete it, and the trial is run again") from error
+        aside = path.with_suffix(".damaged")
+        with explain_os_errors(path):
+            path.replace(aside)
+        warn(f"{path} is damaged ({error}): the trial is run again, and the damaged file is now {aside.name}")
+        return None
