@@ -8,7 +8,7 @@ from ncode_lab.cli import main
 from ncode_lab.experiments.reflection.experiment import Reflection
 from ncode_lab.training import RunError, RunFolder
 
-from ncode import solve
+from ncode import InputError, solve
 
 FAST = ["--smoke", "--device", "cpu", "--quiet"]
 
@@ -79,12 +79,15 @@ def test_no_experiment_gets_the_list(capsys):
     assert "name an experiment" in capsys.readouterr().err
 
 
-def test_a_wrong_option_names_the_nearest_right_one(capsys):
+@pytest.mark.parametrize(
+    ("name", "wrong", "right"), [("reflection", "--stepz", "--steps"), ("classification", "--epoch", "--epochs")]
+)
+def test_a_wrong_option_names_the_nearest_right_one(name, wrong, right, capsys):
     with pytest.raises(SystemExit) as stop:
-        run("reflection", "--stepz", "3")
+        run(name, wrong, "3")
     assert stop.value.code == 2
     printed = capsys.readouterr()
-    assert "--steps" in printed.err + printed.out
+    assert f"{right} INT" in printed.err + printed.out
 
 
 def test_a_wrong_value_lists_the_valid_ones(capsys):
@@ -293,3 +296,17 @@ def test_a_run_that_cannot_go_on_ends_with_its_sentence(tmp_path, capsys, monkey
     monkeypatch.setattr(Reflection, "run", fail)
     assert run("reflection", *FAST, "--out", str(tmp_path)) == 1
     assert "ncode: the loss is not finite at step 4" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["classification", "autoencode", "generate", "cluster", "interpolate"])
+def test_missing_data_are_found_before_a_folder_is_made(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ncode_lab.data.datasets.fetch", refuse_download)
+    monkeypatch.setenv("NCODE_DATA", str(tmp_path / "data"))
+    words = ("--dataset", "cifar10", "--no-fallback", "--out", str(tmp_path / "runs"))
+    assert run(name, *FAST, *words) == 2
+    assert "CIFAR-10 was not found" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def refuse_download(*_):
+    raise InputError("no network here")

@@ -231,6 +231,22 @@ def test_two_processes_do_not_run_the_same_sweep(tmp_path, capsys, points_run):
     (journal,) = tmp_path.rglob("values.json")
     lock = FolderLock.acquire(journal.parent)
     assert sweep(*words) == 2
-    assert "another process is running the sweep" in capsys.readouterr().err
+    assert "is in use by process" in capsys.readouterr().err
     lock.release()
     assert sweep(*words) == 0
+
+
+def test_a_cluster_without_slurm_gets_a_sentence_before_a_folder_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    words = ["sweep", "reflection", "--grid", "hidden=4", "--cluster", "slurm", "--out", str(tmp_path)]
+    assert main(words) == 2
+    assert "--cluster slurm needs Slurm, and its command srun was not found" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_shows_the_options_of_a_sweep_without_an_experiment(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["sweep", "--help"])
+    assert stop.value.code == 0
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("ncode sweep NAME", "--grid", "--cluster", "reflection, annuli"))

@@ -96,3 +96,10 @@ def test_results_of_our_former_paper_preset_are_relabelled_once_and_others_left_
     result = json.loads((tmp_path / "full-ncode-seed-0.json").read_text())
     assert (result["preset"], result["command"]) == ("full", "ncode run classification --full --regime paper")
     assert result["settings"] == {"tf32": True, "regime": "paper"}
+
+
+def test_a_setting_with_another_name_than_before_keeps_its_value():
+    before = {**asdict(find("cluster").preset("smoke")), "beside": 17}
+    del before["map_images"]
+    settings, _ = find("cluster").from_record({"settings": json.loads(json.dumps(before)), "preset": "smoke"})
+    assert settings.map_images == 17

@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+import torch
 from ncode_lab.cli import main
 from ncode_lab.experiments import EXPERIMENTS, find, run
 from ncode_lab.training import RunError, RunOptions
@@ -12,6 +13,7 @@ from ncode_lab.training.built_model import BuiltModel
 from ncode_lab.training.checkpoint import read_checkpoint
 from safetensors import SafetensorError
 
+import ncode
 from ncode.block import NCODE, from_pretrained
 from ncode.dynamics import MLP
 
@@ -47,6 +49,21 @@ def test_every_experiment_saves_its_trained_weights_and_knows_the_names_of_its_m
         if name == "annuli":  # saved as a Sequential, which needs no class of the lab
             saved = {key.replace("0.", "block.", 1).replace("1.", "read_out.", 1): saved[key] for key in saved}
         assert same(saved, read_checkpoint(max((trial / "checkpoints" / "model").iterdir())).weights), trial.name
+
+
+def test_the_printed_line_loads_what_was_saved(tmp_path, capsys):
+    words = ["run", "reflection", "--smoke", "--device", "cpu", "--out", str(tmp_path / "it's"), "--models", "node"]
+    assert main([*words, "--save"]) == 0
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("saved: ")]
+    block = eval(line.removeprefix("saved: "), {"ncode": ncode})
+    assert block(torch.zeros(2, 1)).shape == (2, 1)
+
+
+def test_an_experiment_that_trains_nothing_refuses_to_save(tmp_path, capsys):
+    words = ["run", "cluster", "--smoke", "--device", "cpu", "--out", str(tmp_path), "--models", "--save"]
+    assert main(words) == 2
+    assert "these settings of cluster train no model: leave --save out" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_resumed_run_saves_if_it_was_asked_to_at_first_and_names_what_it_did_not_save(tmp_path, capsys):

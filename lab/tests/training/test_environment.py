@@ -30,10 +30,3 @@ def test_where_there_is_no_git_the_commit_is_unknown(monkeypatch):
     monkeypatch.delenv("NCODE_COMMIT", raising=False)
     monkeypatch.setenv("PATH", "")
     assert environment.commit() == "unknown"
-
-
-def test_the_command_names_no_path_of_this_machine(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    arguments = ["run", "annuli", f"--out={tmp_path / 'a b'}", "--data", "/somewhere/else/images", "--seed", "3"]
-    monkeypatch.setattr("sys.argv", ["/opt/bin/ncode", *arguments])
-    assert environment.command_line() == "ncode run annuli '--out=a b' --data images --seed 3"

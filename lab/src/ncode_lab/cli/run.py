@@ -38,11 +38,20 @@ def list_experiments(arguments: list[str]) -> int:
         kind = find(name)
         print(f"{name:{width}}{kind.line}")
         for preset in PRESETS:
-            settings, defaults = asdict(kind.preset(preset)), asdict(kind())
-            changes = [f"{each} {_plain(value)}" for each, value in settings.items() if value != defaults[each]]
-            print(f"{'':{width}}  --{preset:7}{', '.join(changes) or 'all settings at their defaults'}")
-    print(f"\nRun one: `ncode run NAME`. Its settings: `ncode run NAME --help`. Default preset: {DEFAULT_PRESET}.")
+            print(f"{'':{width}}  --{preset:7}{_describe_preset(kind, preset)}")
+    print(
+        f"\nRun one: `ncode run NAME`, with --{DEFAULT_PRESET} unless another preset is given. All of its settings:"
+        " `ncode run NAME --help`."
+    )
     return 0
+
+
+def _describe_preset(kind: type[Experiment], preset: str) -> str:
+    if preset == "full":
+        return f"see `ncode run {kind.name} --full --help`"
+    full, settings = asdict(kind.preset("full")), asdict(kind.preset(preset))
+    changes = [f"{each.replace('_', '-')} {_plain(value)}" for each, value in settings.items() if value != full[each]]
+    return f"as --full, with {', '.join(changes)}" if changes else "as --full"
 
 
 def _plain(value: object) -> str:
@@ -213,15 +222,19 @@ class SweepArguments(SweepOptions):
     """Where to train."""
 
 
+def _parse_sweep(name: str, arguments: Sequence[str]) -> SweepArguments:
+    shape = form("Sweep", sweep=SweepArguments)
+    about = f"NAME is one of {', '.join(EXPERIMENTS)}.\nSettings of the grid: `ncode run {name} --help`."
+    default = shape(PresetFlags(), SweepArguments())
+    return tyro.cli(shape, prog=f"ncode sweep {name}", description=about, args=list(arguments), default=default).sweep
+
+
 def sweep(arguments: list[str]) -> int:
     """Run a sweep, and print its table."""
     if arguments in (["--help"], ["-h"]):
-        print(f"usage: ncode sweep NAME --grid SETTING=VALUE,... [options]\n\nNAME: {', '.join(EXPERIMENTS)}")
-        return 0
+        _parse_sweep("NAME", arguments)
     kind, arguments = take_experiment(arguments, "sweep")
-    shape = form("Sweep", sweep=SweepArguments)
-    default = shape(PresetFlags(), SweepArguments())
-    given: SweepArguments = tyro.cli(shape, prog=f"ncode sweep {kind.name}", args=arguments, default=default).sweep
+    given = _parse_sweep(kind.name, arguments)
     if sum(argument.partition("=")[0] == "--grid" for argument in arguments) > 1:
         raise InputError("--grid was given more than once: give all settings at once, --grid lr=0.01,0.02 hidden=8,16")
     preset = chosen_preset(arguments)

@@ -81,6 +81,7 @@ class Experiment(ABC):
             uses "paper" for it.
         columns: The metrics that tables show.
         paper: The paper's own numbers.
+        renamed: Settings that earlier versions called otherwise, by their old names.
         retired: Settings of earlier versions, with the value that is now fixed.
     """
 
@@ -90,6 +91,7 @@ class Experiment(ABC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]]
     columns: ClassVar[tuple[Column, ...]]
     paper: ClassVar[tuple[Reported, ...]] = ()
+    renamed: ClassVar[Mapping[str, str]] = {}
     retired: ClassVar[Mapping[str, Any]] = {}
 
     @property
@@ -108,6 +110,7 @@ class Experiment(ABC):
         settings, preset = record.get("settings"), record.get("preset")
         if not isinstance(settings, dict) or preset not in PRESETS:
             raise InputError("its run.json has no settings, or no preset: start a new run without --resume")
+        settings = {cls.renamed.get(name, name): value for name, value in settings.items()}
         cls.check_retired(settings)
         # Before there was "full", its settings were called "paper".
         if preset == "paper" and "full" in cls.presets and cls.retired.keys() & settings.keys():
@@ -138,6 +141,10 @@ class Experiment(ABC):
     @abstractmethod
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """The trials to run, in order."""
+
+    def trains(self, trial: Trial) -> bool:
+        """Whether a trial has a model, which --save saves."""
+        return True
 
     @abstractmethod
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:

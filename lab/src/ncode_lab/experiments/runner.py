@@ -6,13 +6,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ncode import InputError
+
 from ..report import summary_markdown
 from ..training import Progress, Result, RunFolder, RunOptions, Trial, TrialContext
 from ..training.devices import start_fabric
-from ..training.environment import command_line, describe_environment, without_machine_paths
+from ..training.environment import describe_environment, without_machine_paths
 from ..training.files import write_file
 from ..training.trial_context import PRETRAINED
 from .base import Experiment, Finished
+from .command import repeat_command
 
 
 def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path | None = None) -> Path:
@@ -30,6 +33,8 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     """
     fabric = start_fabric(options)
     trials = experiment.trials(options.all_seeds)
+    if options.save and not any(map(experiment.trains, trials)):
+        raise InputError(f"these settings of {experiment.name} train no model: leave --save out")
     record = {
         **experiment.about(),
         # Columns may depend on settings.
@@ -37,7 +42,7 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
         "preset": preset,
         "settings": asdict(experiment),
         "options": asdict(options) | {"out": options.out.name},
-        "command": command_line(),
+        "command": repeat_command(experiment, preset, options),
         **describe_environment(fabric.device),
         "trials": [trial.name for trial in trials],
     }
@@ -56,7 +61,7 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
                 context = TrialContext(fabric, place.trial(trial.name), trial, options, progress)
                 place.write_result(trial.name, _run_trial(experiment, trial, context, record))
                 result = place.result(trial.name)
-            elif options.save and _has_unsaved_model(place.trial(trial.name)):
+            elif options.save and experiment.trains(trial) and not (place.trial(trial.name) / PRETRAINED).is_dir():
                 progress.warn(f"{trial.name} was finished without --save: its model is not saved")
             assert result is not None
             finished.append(Finished(trial, result, place.trial(trial.name)))
@@ -65,10 +70,6 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
         fabric.barrier()
         place.finish()
     return place.path
-
-
-def _has_unsaved_model(trial: Path) -> bool:
-    return (trial / "checkpoints").is_dir() and not (trial / PRETRAINED).is_dir()
 
 
 def _draw(experiment: Experiment, finished: list[Finished], place: RunFolder) -> None:

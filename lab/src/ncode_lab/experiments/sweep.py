@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from ..limits import DATA_LIMIT, read_bytes
 from ..report import gather
 from ..training import RunOptions
 from ..training.files import check_file_name, explain_os_errors, to_json_value, write_json
-from ..training.lock import FolderLock
+from ..training.lock import FolderLock, lock_owner
 from ..training.run_folder import find_unfinished, read_record
 from .base import Experiment
 from .runner import run
@@ -89,16 +90,27 @@ def sweep(plan: Sweep) -> tuple[str, int]:
 
     A point that fails does not stop the others; running the same sweep again repeats it.
     """
+    _check_cluster(plan.cluster)
     with explain_os_errors(plan.folder):
         plan.folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock.acquire(plan.folder)
     if lock is None:
-        raise InputError(f"another process is running the sweep in {plan.folder}: wait for it, or stop it first")
+        raise InputError(f"{plan.folder} is in use by {lock_owner(plan.folder)}: wait for it, or stop it first")
     try:
         values = _complete(plan, plan.folder / "values.json")
         return _table(plan, values), sum(plan.key(point) in values for point in plan.points())
     finally:
         lock.release()
+
+
+def _check_cluster(cluster: str) -> None:
+    if cluster != "none":
+        import submitit  # noqa: F401  # or say that it is missing, before a folder is made
+    if cluster == "slurm" and shutil.which("srun") is None:
+        raise InputError(
+            "--cluster slurm needs Slurm, and its command srun was not found: start the sweep on a login node of the"
+            " cluster, or leave --cluster out to run it here"
+        )
 
 
 def _complete(plan: Sweep, journal: Path) -> dict[str, float]:

@@ -199,7 +199,7 @@ def _figure(drawing: Drawing) -> Markup:
 def _folded(run: Run) -> Markup:
     """Make the details that are folded by default."""
     command = run.text("command")
-    parts = [("How to reproduce it", tag("pre", tag("code", command), tabindex=0))] if command else []
+    parts = [("How to run it again", tag("pre", tag("code", command), tabindex=0))] if command else []
     if run.results:
         parts.append(("Every trial", _trials(run)))
     parts.append(("Settings", _pairs(run.part("settings"))))

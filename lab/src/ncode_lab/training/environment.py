@@ -1,12 +1,10 @@
-"""What a run ran on: versions, commit, device, command."""
+"""What a run ran on: versions, commit and device."""
 
 from __future__ import annotations
 
 import os
 import platform
-import shlex
 import subprocess
-import sys
 from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
@@ -65,11 +63,6 @@ def _cpu_model() -> str:
     return next(filter(None, names), None) or platform.processor() or platform.machine()
 
 
-def command_line() -> str:
-    """The command that was run, `ncode` and its arguments, without paths of this machine."""
-    return shlex.join(["ncode", *map(_relative, sys.argv[1:])])
-
-
 def without_machine_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as results store them, without paths of this machine.
 
@@ -79,9 +72,8 @@ def without_machine_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _relative(value) if isinstance(value, str) else value for name, value in settings.items()}
 
 
-def _relative(argument: str) -> str:
-    option, equals, value = argument.partition("=") if argument.startswith("-") else ("", "", argument)
+def _relative(value: str) -> str:
     path, here = Path(value), Path.cwd()
     if not path.is_absolute():
-        return argument
-    return option + equals + (str(path.relative_to(here)) if path.is_relative_to(here) else path.name)
+        return value
+    return str(path.relative_to(here)) if path.is_relative_to(here) else path.name

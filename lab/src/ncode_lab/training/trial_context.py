@@ -27,6 +27,15 @@ if TYPE_CHECKING:
 PRETRAINED = "pretrained"  # the folder of a trial's saved model
 
 
+def load_line(folder: Path) -> str:
+    """The line of Python that loads a saved model.
+
+    >>> print(load_line(Path("runs/a/pretrained")))
+    ncode.block.from_pretrained('runs/a/pretrained', allow_imports=["ncode_lab"])
+    """
+    return f'ncode.block.from_pretrained({str(folder)!r}, allow_imports=["ncode_lab"])'
+
+
 class TrialContext:
     """Trains the models of a trial, and writes its files.
 
@@ -121,6 +130,7 @@ class TrialContext:
                     save_pretrained(saved, temporary)
             except SafetensorError as error:  # its way to say that the disk is full
                 raise OSError(str(error)) from error
+        self.info(f"saved: {load_line(target)}")
 
     def info(self, text: str) -> None:
         """Print a line, except when quiet."""

@@ -88,7 +88,7 @@ def test_directions_and_ridge_are_those_of_the_data_set(dataset, model, directio
 
 
 def test_training_images_beside_the_test_images_are_not_counted(options, source):
-    settings = {**Cluster.presets["smoke"], "source": str(source), "pixels": False, "beside": 100}
+    settings = {**Cluster.presets["smoke"], "source": str(source), "pixels": False, "map_images": 100}
     folder = run(Cluster(**settings), "smoke", options)
     (kept,) = folder.glob("trials/*/kept/wide-map.safetensors")
     assert {len(each) for each in load_file(kept).values()} == {60}

@@ -144,8 +144,8 @@ class Classification(ClassifierSettings, Experiment):
         return (*super().metrics, *more)
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
-        generated = self.fallback and _load(self.dataset, self.data_dir, fallback=True).generated
-        ending = " (generated)" if generated else ""
+        # Data that are missing are missed here, before there is a run.
+        ending = " (generated)" if _load(self.dataset, self.data_dir, self.fallback).generated else ""
         recipe = self.recipe
         about = {"epochs": recipe.epochs, "batch": recipe.batch, "lr": recipe.lr}
         about |= {"weight decay": recipe.weight_decay, "clip": recipe.clip}

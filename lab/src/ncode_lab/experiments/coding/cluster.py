@@ -49,7 +49,7 @@ CAPTION = (
     " coloured by labels. Each component has the colour of the label it was given. A few codes that lie far from all"
     " others may be outside."
 )
-_SMOKE = {"starts": 1, "beside": 40, "perplexity": 8.0, "iterations": 60, "threads": 1}
+_SMOKE = {"starts": 1, "map_images": 40, "perplexity": 8.0, "iterations": 60, "threads": 1}
 _PAPER_ACCURACY = {
     # CIFAR-10, MNIST
     (PIXELS, "k-means"): (0.229, 0.572),
@@ -106,13 +106,14 @@ class Cluster(Coding):
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "smoke": {**SMOKE, **_SMOKE, "models": ("auton-code",)},
-        "quick": {**QUICK, "models": ("auton-code", "ae"), "starts": 10, "beside": 2500},
+        "quick": {**QUICK, "models": ("auton-code", "ae"), "starts": 10, "map_images": 2500},
         "full": {**FULL, "dataset": "mnist"},
         "paper": {**PAPER, "dataset": "mnist"},
     }
     columns = _columns(get_args(Way))
     paper = _reported()
-    judged_by: ClassVar[tuple[str, ...]] = ("starts", "beside", "perplexity", "iterations")
+    judged_by: ClassVar[tuple[str, ...]] = ("starts", "map_images", "perplexity", "iterations")
+    renamed: ClassVar[Mapping[str, str]] = {"beside": "map_images"}
     retired: ClassVar[Mapping[str, Any]] = {
         **Coding.retired,
         "clusters": CLUSTERS,
@@ -131,7 +132,7 @@ class Cluster(Coding):
     spectral clustering. Maps take most of the time."""
     starts: int = 40
     """Starts of mixtures and of k-means."""
-    beside: int = 60_000
+    map_images: int = 60_000
     """Training images in the wide map, besides the test images."""
     perplexity: float = 30.0
     """Perplexity of t-SNE."""
@@ -142,7 +143,7 @@ class Cluster(Coding):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "starts", "threads", "iterations", "beside")
+        check_positive(self, "starts", "threads", "iterations", "map_images")
         check_choices("way", self.ways, get_args(Way))
         object.__setattr__(self, "columns", _columns(self.ways))
         if self.perplexity < 1:
@@ -169,6 +170,9 @@ class Cluster(Coding):
         pixels = [Trial(PIXELS, self.label(PIXELS), seed) for seed in seeds] if self.pixels else []
         return [*pixels, *super().trials(seeds)]
 
+    def trains(self, trial: Trial) -> bool:
+        return trial.model != PIXELS
+
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         train, test = self.sets().to(context.device)
         if trial.model == PIXELS:
@@ -180,8 +184,8 @@ class Cluster(Coding):
         if "map" in self.ways:
             shown["map"] = self._map(codes, trial.seed)
         if "wide-map" in self.ways:
-            images = torch.cat([test.images, train.images[: self.beside]])
-            both = replace(test, images=images, labels=torch.cat([test.labels, train.labels[: self.beside]]))
+            images = torch.cat([test.images, train.images[: self.map_images]])
+            both = replace(test, images=images, labels=torch.cat([test.labels, train.labels[: self.map_images]]))
             shown["wide-map"] = self._map(self._codes(model, both, trial.model), trial.seed)
         metrics: dict[str, float] = {}
         for way in self.ways:

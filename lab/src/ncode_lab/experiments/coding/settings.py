@@ -142,7 +142,11 @@ class Coding(AutoencoderSettings, Experiment, ABC):
         return self.shift if self.shift >= 0 else int(self.colour)
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
-        return [self._trial(model, seed) for model in self.models for seed in seeds]
+        """Each model with each seed. A source that has not trained all of them is refused, before there is a run."""
+        trials = [self._trial(model, seed) for model in self.models for seed in seeds]
+        for trial in trials if self.source else ():
+            _find_trial(find_run(self.source), trial)
+        return trials
 
     def _trial(self, model: str, seed: int) -> Trial:
         about = {"dimensions": self.latent_of(model), "epochs": self.planned_epochs}
