@@ -50,6 +50,22 @@ class LimitedReader:
         return data
 
 
+def check_size(name: str | Path, size: int, instead: str = "If that is right,") -> None:
+    """Refuse data of more bytes than `DATA_LIMIT`, or as many MiB as NCODE_READ_LIMIT says.
+
+    >>> check_size("photos", 1 << 40)
+    Traceback (most recent call last):
+    ncode.errors.InputError: photos holds 1048576 MiB, and the limit is 1024 MiB. If that is right, set the environment
+    variable NCODE_READ_LIMIT to a larger number of MiB
+    """
+    limit = read_limit(DATA_LIMIT)
+    if size > limit << 20:
+        raise InputError(
+            f"{name} holds {size >> 20} MiB, and the limit is {limit} MiB. {instead} set the environment variable"
+            f" {VARIABLE} to a larger number of MiB"
+        )
+
+
 def read_bytes(path: Path, limit: int) -> bytes:
     """Read a file of at most `limit` MiB; a device, which may never end, or a pipe is an `OSError`."""
     with open(path, "rb") as file:

@@ -11,6 +11,7 @@ import tyro
 
 from ncode import InputError
 
+from ..data import check_consent
 from ..experiments import EXPERIMENTS, PRESETS, Experiment, find
 from ..experiments import run as run_experiment
 from ..experiments.sweep import Sweep, SweepOptions, read_grid
@@ -144,6 +145,7 @@ def _resume(kind: type[Experiment], folder: Path, arguments: list[str]) -> tuple
     except InputError as error:
         raise InputError(f"{folder} cannot be resumed: {error}") from error
     _check_preset(kind, preset, folder, arguments)
+    check_consent(getattr(settings, "dataset", ""), arguments, f"{folder} was trained on")
     given = parse(settings, options, arguments)
     before = asdict(settings) | {name: getattr(options, name) for name in FIXED_OPTIONS}
     now = asdict(given.settings) | {name: getattr(given.run, name) for name in FIXED_OPTIONS}

@@ -4,10 +4,11 @@ Everything random is a function of a seed, and is drawn on the CPU unless a gene
 same seed gives the same data whatever device trains.
 """
 
-from .datasets import DATASETS, MissingData, find, load
+from .datasets import DATASETS, MissingData, check_dataset, find, load
 from .download import cache_dir
 from .drawing import draw_digits, draw_shapes
 from .images import Images, ImageSets, Normalisation, hold_out
+from .own import OwnData, check_consent, describe, load_own, own_name, summarise
 from .problems import Episodes, Points, annuli, episodes, oscillation, reflection
 from .sampling import augment, batch_indices, batches_per_epoch, stream
 
@@ -18,19 +19,26 @@ __all__ = [
     "Images",
     "MissingData",
     "Normalisation",
+    "OwnData",
     "Points",
     "annuli",
     "augment",
     "batch_indices",
     "batches_per_epoch",
     "cache_dir",
+    "check_consent",
+    "check_dataset",
+    "describe",
     "draw_digits",
     "draw_shapes",
     "episodes",
     "find",
     "hold_out",
     "load",
+    "load_own",
     "oscillation",
+    "own_name",
     "reflection",
     "stream",
+    "summarise",
 ]

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ncode import InputError
-from ncode.errors import check_choice
+from ncode.errors import check_choice, check_count
 
 from .celeba import read_celeba
 from .download import Progress, cache_dir, fetch
 from .drawing import draw_digits, draw_shapes
 from .images import Images, ImageSets
+from .own import FORMS, is_own, load_own
 from .readers import CLOTHES, DIGITS, read_cifar10, read_idx_sets
 from .sampling import stream
 
@@ -128,23 +130,28 @@ def load(
     download: bool = True,
     fallback: bool = False,
     progress: Progress | None = None,
+    image_size: int = 0,
+    channels: int = 0,
 ) -> ImageSets:
     """Load the training and the test images of a data set.
 
     Args:
-        name: mnist, fashion-mnist, cifar10 or celeba.
+        name: mnist, fashion-mnist, cifar10 or celeba; or data of your own, see `load_own`.
         data_dir: A data folder, searched before NCODE_DATA and the cache: see `find`.
         download: Fetch files that are not found.
         fallback: If files are not found, draw a small set of the same shape instead of downloading. Its name and its
             `generated` say so.
         progress: Called as progress(name, done, total or None), for downloads and for the decoding of CelebA.
+        image_size, channels: For data of your own: see `load_own`.
 
     >>> from ncode_lab.data import load
     >>> train, test = load("mnist", fallback=True)
     >>> train.shape, len(train.classes), train.generated == ("generated" in train.name)
     ((1, 28, 28), 10, True)
     """
-    check_choice("data set", name, DATASETS)
+    check_dataset(name, DATASETS, image_size, channels)
+    if name not in DATASETS:
+        return load_own(name, image_size, channels).sets
     try:
         paths = find(name, data_dir, download=download and not fallback, progress=progress)
     except MissingData:
@@ -156,6 +163,25 @@ def load(
     if name == "celeba":
         return read_celeba(paths[0], progress=progress)
     return read_idx_sets(paths, SOURCES[name].title, DIGITS if name == "mnist" else CLOTHES)
+
+
+def check_dataset(name: str, known: Sequence[str], image_size: int = 0, channels: int = 0) -> None:
+    """Check that a data set is one of the known ones, or exists, and whether size and channels may be chosen."""
+    check_count("image_size", image_size, low=0)
+    if channels not in (0, 1, 3):
+        raise InputError(f"channels must be 1, 3, or 0 for those of the images; given {channels}")
+    if name in known:
+        if image_size or channels:
+            raise InputError(f"the images of {name} have one size: image_size and channels are for data of your own")
+        return
+    if is_own(name):
+        return
+    if Path(name).suffix == ".npz" or os.sep in name:
+        raise InputError(f"there is no data set {name}: it must be {FORMS}, or one of {', '.join(known)}")
+    try:
+        check_choice("data set", name, known)
+    except InputError as error:
+        raise InputError(f"{error}. Or give {FORMS}") from error
 
 
 def _draw(name: str, split: str) -> Images:

@@ -78,6 +78,21 @@ class Images:
         return images.float() / 255
 
 
+class Labelled(NamedTuple):
+    """Images (N, C, H, W), bytes, and their labels (N,), int64; None if there are none."""
+
+    images: Tensor
+    labels: Tensor | None
+
+
+class Parts(NamedTuple):
+    """What a reader of own data found: training images, test images if they are given, and the names of classes."""
+
+    train: Labelled
+    test: Labelled | None
+    classes: tuple[str, ...]
+
+
 class ImageSets(NamedTuple):
     """The training and the test images of a data set; unpacks into both.
 

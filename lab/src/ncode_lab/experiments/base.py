@@ -138,6 +138,13 @@ class Experiment(ABC):
                     " Start a new run, or use that version"
                 )
 
+    def data(self) -> dict[str, Any]:
+        """Load the data, or refuse them, before there is a run; return what the run records about data of the user.
+
+        A resumed run must find them unchanged. Default: nothing.
+        """
+        return {}
+
     @abstractmethod
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """The trials to run, in order."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from ncode import InputError, Solution
 from ncode.errors import check_choice
 
+from ..data import DATASETS, ImageSets, load, load_own
 from ..training import Result
 from .base import Finished, Picture
 
@@ -51,6 +54,41 @@ def check_choices(name: str, given: Sequence[str], known: Sequence[str]) -> None
         check_choice(name, value, known)
     if len(set(given)) < len(given):
         raise InputError(f"{name}s must be named once each; given {', '.join(given)}")
+
+
+class ImageSettings(Protocol):
+    """Settings that name a data set of images."""
+
+    @property
+    def dataset(self) -> str: ...
+    @property
+    def data_dir(self) -> str: ...
+    @property
+    def fallback(self) -> bool: ...
+    @property
+    def image_size(self) -> int: ...
+    @property
+    def channels(self) -> int: ...
+
+
+def load_images(settings: ImageSettings) -> ImageSets:
+    """The images of a data set. Those of published ones are loaded once; your own, again if their files change."""
+    if settings.dataset not in DATASETS:
+        return load(settings.dataset, image_size=settings.image_size, channels=settings.channels)
+    return _load(settings.dataset, settings.data_dir, settings.fallback)
+
+
+@functools.lru_cache(maxsize=1)
+def _load(dataset: str, data_dir: str, fallback: bool) -> ImageSets:
+    return load(dataset, data_dir or None, fallback=fallback)
+
+
+def describe_own_data(settings: ImageSettings) -> dict[str, Any]:
+    """What a run records about data of your own; nothing for published data, which are loaded or found missing."""
+    if settings.dataset in DATASETS:
+        load_images(settings)
+        return {}
+    return load_own(settings.dataset, settings.image_size, settings.channels).about
 
 
 def first_seeds(finished: Iterable[Finished]) -> dict[str, Finished]:

@@ -8,11 +8,12 @@ from typing import Any
 
 from ncode import InputError
 
+from ..data import describe, summarise
 from ..report import summary_markdown
 from ..training import Progress, Result, RunFolder, RunOptions, Trial, TrialContext
 from ..training.devices import start_fabric
 from ..training.environment import describe_environment, without_machine_paths
-from ..training.files import write_file
+from ..training.files import to_json_value, write_file
 from ..training.trial_context import PRETRAINED
 from .base import Experiment, Finished
 from .command import repeat_command
@@ -32,6 +33,7 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     ['figures', 'run.json', 'summary.md', 'trials']
     """
     fabric = start_fabric(options)
+    data = experiment.data()
     trials = experiment.trials(options.all_seeds)
     if options.save and not any(map(experiment.trains, trials)):
         raise InputError(f"these settings of {experiment.name} train no model: leave --save out")
@@ -40,6 +42,7 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
         # Columns may depend on settings.
         "columns": [column._asdict() for column in experiment.columns],
         "preset": preset,
+        "data": data,
         "settings": asdict(experiment),
         "options": asdict(options) | {"out": options.out.name},
         "command": repeat_command(experiment, preset, options),
@@ -51,9 +54,12 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
     else:
         place = RunFolder.open(folder, fabric)
     with place:
+        _check_data(place, data)
         progress = Progress(quiet=options.quiet, prints=fabric.is_global_zero)
         count = f"{len(trials)} trial{'s' if len(trials) != 1 else ''}"
         progress.info(f"{experiment.name} --{preset}, {count} in {place.path}")
+        if data:
+            progress.info(describe(data))
         finished = []
         for trial in trials:
             result = place.result(trial.name, progress.warn)
@@ -70,6 +76,16 @@ def run(experiment: Experiment, preset: str, options: RunOptions, folder: Path |
         fabric.barrier()
         place.finish()
     return place.path
+
+
+def _check_data(place: RunFolder, now: dict[str, Any]) -> None:
+    """Refuse to resume a run with data other than those it was started with."""
+    before = place.record.get("data")
+    if before and to_json_value(now) != before:
+        raise InputError(
+            f"the data have changed since {place.path} was started. Before: {summarise(before)}. Now: {summarise(now)}."
+            " Put the former data back, or leave --resume out to start a new run"
+        )
 
 
 def _draw(experiment: Experiment, finished: list[Finished], place: RunFolder) -> None:

@@ -202,6 +202,8 @@ def _folded(run: Run) -> Markup:
     parts = [("How to run it again", tag("pre", tag("code", command), tabindex=0))] if command else []
     if run.results:
         parts.append(("Every trial", _trials(run)))
+    if run.part("data"):
+        parts.append(("Data", _pairs(run.part("data"))))
     parts.append(("Settings", _pairs(run.part("settings"))))
     if run.part("options"):
         parts.append(("Options", _pairs(run.part("options"))))

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal
 
+from ncode import InputError
 from ncode.costs import ControlNorm, KineticEnergy, Regulariser
 from ncode.errors import check_choice, check_fraction
 from ncode.models import ImageClassifier
 
-from ...data import ImageSets, load
+from ...data import ImageSets, check_dataset, own_name
 from ...precision import tf32
 from ...training import Column, Reported, Result, Trial, TrialContext
 from ..base import Experiment, Finished, Picture
-from ..common import Curves, check_choices, check_not_negative, check_positive, file_name
+from ..common import (
+    Curves,
+    check_choices,
+    check_not_negative,
+    check_positive,
+    describe_own_data,
+    file_name,
+    load_images,
+)
 from .models import CONTROLLED, MODELS, NETWORKS, TOLERANCE, WIDTHS, ClassifierSettings, Model
-from .training import DATASETS, REGIMES, Classify, Dataset, Recipe, RegimeName, measure
+from .training import DATASETS, REGIMES, Classify, Recipe, RegimeName, measure
 
 CAPTION = (
     "Accuracy and loss on held-out training images against training steps, the loss on training images as dashed lines,"
@@ -89,8 +97,13 @@ class Classification(ClassifierSettings, Experiment):
         "tf32": True,
     }
 
-    dataset: Dataset = "cifar10"
-    """Data set."""
+    dataset: str = "cifar10"
+    """Data set: mnist, fashion-mnist or cifar10; or data of your own: a folder with one subfolder of images per class,
+    an .npz file with images and labels, or module:function."""
+    image_size: int = 0
+    """Crop images of your own to squares, and resize them to this side length. 0: leave them as they are."""
+    channels: int = 0
+    """Channels of images of your own: 1 for grey, 3 for colour. 0: grey if all of them are."""
     models: tuple[Model, ...] = ("node", "anode", "anode-wide", "data-control", "ncode", "ncode-3x3")
     """Models to train. ncode-closed drives the kernels by the state; gamma-alone has no flow; ncode-net, static-net and
     static-net-wide are networks of three blocks."""
@@ -130,7 +143,7 @@ class Classification(ClassifierSettings, Experiment):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice("dataset", self.dataset, DATASETS)
+        check_dataset(self.dataset, DATASETS, self.image_size, self.channels)
         check_choices("model", self.models, MODELS)
         check_choice("regime", self.regime, tuple(REGIMES))
         check_choice("augment", self.augment, ("auto", "yes", "no"))
@@ -144,8 +157,7 @@ class Classification(ClassifierSettings, Experiment):
         return (*super().metrics, *more)
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
-        # Data that are missing are missed here, before there is a run.
-        ending = " (generated)" if _load(self.dataset, self.data_dir, self.fallback).generated else ""
+        ending = " (generated)" if self.fallback and self.sets().generated else ""
         recipe = self.recipe
         about = {"epochs": recipe.epochs, "batch": recipe.batch, "lr": recipe.lr}
         about |= {"weight decay": recipe.weight_decay, "clip": recipe.clip}
@@ -153,7 +165,7 @@ class Classification(ClassifierSettings, Experiment):
         return [Trial(model, label, seed, about) for model, label in labels.items() for seed in seeds]
 
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
-        sets = _load(self.dataset, self.data_dir, self.fallback)
+        sets = self.sets()
         if sets.generated:
             context.info(f"{self.dataset} was not found: using {sets.name} instead")
         with tf32(True, matmul=True, autotune=not context.options.deterministic):
@@ -169,6 +181,17 @@ class Classification(ClassifierSettings, Experiment):
                 found |= {f"{name} by dopri5": again[name] for name in ("accuracy", "nfe", "failed")}
         seconds = {} if task.clock.mean is None else {"seconds an epoch": task.clock.mean * task.per_epoch}
         return {**context.final, **found, **seconds, "held-out accuracy": context.final["accuracy"]}
+
+    def sets(self) -> ImageSets:
+        """Training and test images, on the CPU."""
+        return load_images(self)
+
+    def data(self) -> dict[str, Any]:
+        classes = self.sets().train.classes
+        if len(classes) < 2:
+            found = "one class" if classes else "no labels"
+            raise InputError(f"{self.dataset} has {found}: a classifier needs at least two classes")
+        return describe_own_data(self)
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """The figure of appendix C.2 with all models; networks of blocks have a figure of their own."""
@@ -207,10 +230,12 @@ class Classification(ClassifierSettings, Experiment):
 
 def label_of(settings: Classification, model: str) -> str:
     """The label of a model's rows in tables: data set, regime, and the relevant settings that are not the default."""
-    parts = [settings.dataset, *(["modern"] if settings.regime == "modern" else [])]
+    parts = [settings.dataset if settings.dataset in DATASETS else own_name(settings.dataset)]
+    parts += ["modern"] if settings.regime == "modern" else []
     if model in NETWORKS:
         parts.append("networks")
-    recipe, regime, zeros = settings.recipe, REGIMES[settings.regime], 10 if settings.dataset == "cifar10" else 5
+    recipe, regime = settings.recipe, REGIMES[settings.regime]
+    zeros = {"mnist": 5, "fashion-mnist": 5, "cifar10": 10}.get(settings.dataset, 0)
     usual = {field.name: field.default for field in fields(settings)}
     usual |= {"weight_decay": regime.weight_decay, "clip": regime.clip, "zeros": zeros}
     values = {**asdict(settings), "weight_decay": recipe.weight_decay, "clip": recipe.clip}
@@ -252,8 +277,3 @@ def _pictures(named: Sequence[tuple[str, Result]]) -> list[Picture]:
         caption = f"{name[:1].upper()}{name[1:]}. {CAPTION}" if name else CAPTION
         pictures.append(Picture(file_name(f"training {name}"), draw_classification(curves), caption))
     return pictures
-
-
-@functools.lru_cache(maxsize=1)
-def _load(dataset: str, data_dir: str, fallback: bool) -> ImageSets:
-    return load(dataset, data_dir or None, fallback=fallback)

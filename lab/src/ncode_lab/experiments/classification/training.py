@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,8 @@ from .models import build_classifier
 if TYPE_CHECKING:
     from .experiment import Classification
 
-Dataset = Literal["mnist", "fashion-mnist", "cifar10"]
 RegimeName = Literal["paper", "modern"]
-DATASETS: tuple[Dataset, ...] = get_args(Dataset)
+DATASETS = ("mnist", "fashion-mnist", "cifar10")
 
 
 class Recipe(NamedTuple):

@@ -30,7 +30,7 @@ from .models import KINDS, Kind
 from .settings import FULL, PAPER, QUICK, SMOKE, Coding
 
 PIXELS = "pixels"
-CLUSTERS = 10  # also components of the mixture
+CLUSTERS = 10  # of all published data
 NEIGHBOURS = 10  # of an image, in the graph of spectral clustering
 EXAGGERATION = 2.0  # of attraction in t-SNE to the end, which leaves gaps between groups
 MAP_RIDGE = 1e-6  # a map has two dimensions, and many points per component: no regularisation needed
@@ -150,6 +150,9 @@ class Cluster(Coding):
             raise InputError(f"perplexity must be at least 1; given {self.perplexity:g}")
         if self.threads > MAX_THREADS:
             raise InputError(f"threads must be at most {MAX_THREADS}; given {self.threads}")
+
+    def check_architecture(self) -> None:
+        super().check_architecture()
         if self.architecture.latent < 2:
             raise InputError("cluster maps codes to the plane: latent must be at least 2; given 1")
 
@@ -159,12 +162,12 @@ class Cluster(Coding):
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         test = self.sets().test
-        if not test.classes:
+        if len(test.classes) < 2:
             raise InputError(f"{self.dataset} has no classes that clusters could match: choose another data set")
-        needed = max(CLUSTERS, math.ceil(3 * self.perplexity), NEIGHBOURS) + 1
+        needed = max(self.clusters, math.ceil(3 * self.perplexity), NEIGHBOURS) + 1
         if len(test) < needed:
             raise InputError(
-                f"{CLUSTERS} clusters and a perplexity of {self.perplexity:g} need at least {needed} test images;"
+                f"{self.clusters} clusters and a perplexity of {self.perplexity:g} need at least {needed} test images;"
                 f" there are {len(test)}: lower perplexity, or use more images"
             )
         pixels = [Trial(PIXELS, self.label(PIXELS), seed) for seed in seeds] if self.pixels else []
@@ -202,6 +205,11 @@ class Cluster(Coding):
         return min(self.latent_of(model), 64) if self.colour else self.latent_of(model)
 
     @property
+    def clusters(self) -> int:
+        """Number of clusters, that of the classes; also components of the mixture."""
+        return len(self.sets().test.classes)
+
+    @property
     def ridge(self) -> float:
         """Added to every variance of a mixture of codes, relative to the mean variance of codes."""
         return 0.01 if self.colour else 0.3
@@ -222,12 +230,12 @@ class Cluster(Coding):
     def _clusters(self, codes: Tensor, way: Way, seed: int) -> Tensor:
         match way:
             case "k-means":
-                return k_means(codes, CLUSTERS, starts=self.starts, generator=stream(seed, "k-means")).labels
+                return k_means(codes, self.clusters, starts=self.starts, generator=stream(seed, "k-means")).labels
             case "spectral":
-                return spectral_clusters(codes, CLUSTERS, neighbours=NEIGHBOURS, seed=seed)
+                return spectral_clusters(codes, self.clusters, neighbours=NEIGHBOURS, seed=seed)
             case _:
                 ridge = MAP_RIDGE if way in MAPS else self.ridge
-                return best_mixture(codes, CLUSTERS, self.starts, seed, ridge).predict(codes)
+                return best_mixture(codes, self.clusters, self.starts, seed, ridge).predict(codes)
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         from .figures import Map, draw_maps

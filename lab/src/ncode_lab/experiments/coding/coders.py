@@ -51,6 +51,23 @@ def architecture(dataset: str, width: float = 1.0) -> Architecture:
     return paper._replace(down=down, up=up)
 
 
+def own_architecture(channels: int, size: int, width: float = 1.0) -> Architecture:
+    """The paper's architecture that is nearest to images of another size.
+
+    That of MNIST for small grey images, of CIFAR-10 for others below 48 pixels, and of CelebA for larger ones.
+    """
+    nearest = "mnist" if channels == 1 and size <= 32 else "cifar10" if size < 48 else "celeba"
+    found = architecture(nearest, width)._replace(channels=channels, size=size)
+    factor = 2 ** (len(found.up) - 1) if found.kernel else 1
+    if size % factor or size < 8:
+        better = max(8, round(size / factor) * factor)
+        raise InputError(
+            f"autoencoders halve images of {size} x {size} several times: their size must be a multiple of {factor}, at"
+            f" least 8; --image-size {better} resizes them"
+        )
+    return found
+
+
 class Encoder(nn.Module):
     """Map images (batch, channels, size, size) to features (batch, width)."""
 

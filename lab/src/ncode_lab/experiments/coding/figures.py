@@ -180,7 +180,8 @@ class Map(NamedTuple):
 def draw_maps(maps: Mapping[str, Map], classes: Sequence[str]) -> Figure:
     """One row per model: its map coloured by mixture components, and by labels."""
     figure, panels = new_panels(len(maps), 2, width=3.9, height=3.7)
-    colours = [colormaps["tab10"](number % 10) for number in range(max(10, len(classes)))]
+    palette = colormaps["tab10" if len(classes) <= 10 else "tab20"]
+    colours = [palette(number % palette.N) for number in range(max(10, len(classes)))]
     for (left, right), (model, each) in zip(panels, maps.items(), strict=True):
         _scatter(left, each.places, each.clusters, colours)
         _scatter(right, each.places, each.labels, colours)

@@ -12,11 +12,10 @@ from ncode.models import Autoencoder, AutoNCODE, ControlNormKind, FlowStart
 
 from ..common import check_not_negative
 from .baselines import CodeNoise, PlainAutoencoder, VariationalAutoencoder
-from .coders import Architecture, Decoder, Encoder, architecture
+from .coders import ARCHITECTURES, Architecture, Decoder, Encoder, architecture, own_architecture
 from .texture import Texture
 
 Kind = Literal["auton-code", "ae", "ae-wide", "vae", "sparse", "denoising"]
-Dataset = Literal["mnist", "fashion-mnist", "cifar10", "celeba"]
 NormSetting = Literal["auto", ControlNormKind]
 StartSetting = Literal["auto", FlowStart]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -46,8 +45,13 @@ COLOUR_FLOW, DIGIT_FLOW = Flow("sphere", 0.25, "ones"), Flow("l2", 1.0, "stored"
 class AutoencoderSettings:
     """Settings by which autoencoders are built. 0 and "auto" stand for a choice by data set."""
 
-    dataset: Dataset = "cifar10"
-    """Data set."""
+    dataset: str = "cifar10"
+    """Data set: mnist, fashion-mnist, cifar10 or celeba; or data of your own: a folder of images, perhaps with one
+    subfolder per class, an .npz file with images, or module:function."""
+    image_size: int = 0
+    """Crop images of your own to squares, and resize them to this side length. 0: leave them as they are."""
+    channels: int = 0
+    """Channels of images of your own: 1 for grey, 3 for colour. 0: grey if all of them are."""
     latent: int = 0
     """Dimensions of the code. 0: 25 for MNIST, 128 for CIFAR-10, 64 for CelebA."""
     nonzeros: int = 1
@@ -74,7 +78,8 @@ class AutoencoderSettings:
     """Weight of the divergence of vae. 0: 1 for MNIST, and 0.04 otherwise, as for a decoder of variance 0.02."""
 
     def __post_init__(self) -> None:
-        for name, known in (("dataset", Dataset), ("norm", NormSetting), ("start", StartSetting)):
+        self._check_dataset()
+        for name, known in (("norm", NormSetting), ("start", StartSetting)):
             check_choice(name, getattr(self, name), get_args(known))
         check_not_negative(self, "latent", "nonzeros", "gain", "kinetic_cost", "texture", "beta")
         if self.gain > MAX_GAIN:
@@ -84,6 +89,15 @@ class AutoencoderSettings:
             )
         if not (self.code_noise >= 0 or self.code_noise == -1):
             raise InputError(f"code_noise must be at least 0, or -1; given {self.code_noise!r}")
+        if self.dataset in ARCHITECTURES:
+            self.check_architecture()
+
+    def _check_dataset(self) -> None:
+        if self.dataset not in ARCHITECTURES and not (self.image_size and self.channels):
+            raise InputError(f"for {self.dataset}, which is no data set of the paper, give image_size and channels")
+
+    def check_architecture(self) -> None:
+        """Check settings that depend on the size of images."""
         numbers = self.architecture
         if numbers.nonzeros > numbers.latent:
             raise InputError(
@@ -92,8 +106,16 @@ class AutoencoderSettings:
             )
 
     @property
+    def image_shape(self) -> tuple[int, int]:
+        """Channels and side length of images of your own."""
+        return self.channels, self.image_size
+
+    @property
     def architecture(self) -> Architecture:
-        paper = architecture(self.dataset, width=self.width)
+        if self.dataset in ARCHITECTURES:
+            paper = architecture(self.dataset, width=self.width)
+        else:
+            paper = own_architecture(*self.image_shape, width=self.width)
         return paper._replace(latent=self.latent or paper.latent, nonzeros=self.nonzeros or paper.nonzeros)
 
     @property

@@ -157,7 +157,7 @@ class Scored(Coding, ABC):
         if self.weights is None and self.score == "fid":
             context.info(f"the weights of the FID network were not found: using {OTHER.title} instead of FID")
         about = (self.dataset, self.data_dir, self.fallback, self.test_images, self.validate, test.device, len(test))
-        about += (self.weights, self.fid_precision)
+        about += (self.weights, self.fid_precision, self.data().get("sha256"))
         if about not in _judges:
             _judges.clear()
             _judges[about] = Judge(test, self.weights, self.fid_precision)

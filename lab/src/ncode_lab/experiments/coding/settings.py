@@ -16,14 +16,14 @@ from ncode import InputError
 from ncode.errors import check_choice
 from ncode.models import Autoencoder
 
-from ...data import Images, ImageSets, hold_out, load, stream
+from ...data import DATASETS, Images, ImageSets, check_consent, check_dataset, hold_out, own_name, stream, summarise
 from ...precision import tf32
 from ...training import Result, Trial, TrialContext
 from ...training.checkpoint import DamagedCheckpoint, checkpoint_paths, read_checkpoint
-from ...training.files import read_json
+from ...training.files import read_json, to_json_value
 from ...training.run_folder import read_record
 from ..base import Experiment
-from ..common import check_choices, check_not_negative
+from ..common import check_choices, check_not_negative, describe_own_data, load_images
 from .models import HORIZON, IMAGE_NOISE, KINDS, OWN_SETTINGS, SPARSITY, AutoencoderSettings, Kind, build_autoencoder
 
 Schedule = Literal["plateau", "cosine"]
@@ -110,11 +110,28 @@ class Coding(AutoencoderSettings, Experiment, ABC):
     def _check_models(self) -> None:
         check_choices("model", self.models, KINDS)
 
+    def _check_dataset(self) -> None:
+        check_dataset(self.dataset, DATASETS, self.image_size, self.channels)
+
+    @property
+    def image_shape(self) -> tuple[int, int]:
+        channels, height, width = load_images(self).train.shape
+        if height != width:
+            raise InputError(
+                f"images of {self.dataset} are {height} x {width}, and autoencoders need squares: --image-size"
+                f" {min(height, width)} crops them"
+            )
+        return channels, height
+
+    def data(self) -> dict[str, Any]:
+        return describe_own_data(self)
+
     def _take_source(self) -> None:
         """Use the training settings of the run that trained the models."""
         settings = read_source(self.source)
         # A run of autoencode has settings of its own, which do not concern us.
         self.check_retired({name: value for name, value in settings.items() if name in Coding.retired})
+        check_consent(str(settings.get("dataset")), [self.dataset], f"the models of {self.source} were trained on")
         settings |= self.check_types({name: settings[name] for name in _training_settings() if name in settings})
         for name in _training_settings():
             object.__setattr__(self, name, settings.get(name, getattr(self, name)))
@@ -143,10 +160,20 @@ class Coding(AutoencoderSettings, Experiment, ABC):
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         """Each model with each seed. A source that has not trained all of them is refused, before there is a run."""
+        self.check_architecture()
+        self._check_source_data()
         trials = [self._trial(model, seed) for model in self.models for seed in seeds]
         for trial in trials if self.source else ():
             _find_trial(find_run(self.source), trial)
         return trials
+
+    def _check_source_data(self) -> None:
+        before = read_record(find_run(self.source)).get("data") if self.source else None
+        if before and before != to_json_value(self.data()):
+            raise InputError(
+                f"{self.source} was trained on other data, {summarise(before)}; {self.dataset} now has"
+                f" {summarise(self.data())}: train the models again"
+            )
 
     def _trial(self, model: str, seed: int) -> Trial:
         about = {"dimensions": self.latent_of(model), "epochs": self.planned_epochs}
@@ -170,6 +197,8 @@ class Coding(AutoencoderSettings, Experiment, ABC):
 
     def data_name(self) -> str:
         """The data set as tables name it: generated images, or a part of CelebA, have a name of their own."""
+        if self.dataset not in DATASETS:
+            return own_name(self.dataset)
         sets = self.sets()
         if sets.generated:
             return f"{self.dataset} (generated)"
@@ -178,7 +207,10 @@ class Coding(AutoencoderSettings, Experiment, ABC):
 
     def sets(self) -> ImageSets:
         """Training and test images, on the CPU; with `validate`, the latter are training images."""
-        sets = _load(self.dataset, self.data_dir, self.fallback, self.validate)
+        sets = load_images(self)
+        if self.validate:
+            # Not the seed by which `Code` holds images out.
+            sets = ImageSets(*hold_out(sets.train, self.validate, seed=1))
         return ImageSets(_subset(sets.train, self.images), _subset(sets.test, self.test_images))
 
     def trained(self, trial: Trial, context: TrialContext) -> tuple[Autoencoder, float | None]:
@@ -200,6 +232,9 @@ class Coding(AutoencoderSettings, Experiment, ABC):
             context.parameters = sum(each.numel() for each in model.parameters() if each.requires_grad)
             model.to(context.device).eval()
         built_by = {each.name: getattr(self, each.name) for each in fields(AutoencoderSettings)}
+        if self.dataset not in DATASETS:  # a saved model needs their size, and not the images
+            channels, side = self.image_shape
+            built_by |= {"dataset": self.data_name(), "image_size": side, "channels": channels}
         how = {"kind": trial.model, "settings": AutoencoderSettings(**built_by), "seed": trial.seed}
         context.save_model(model, build_autoencoder, **how)
         return model, seconds
@@ -222,13 +257,6 @@ def _subset(images: Images, count: int) -> Images:
     if not 0 < count < len(images):
         return images
     return images.take(torch.randperm(len(images), generator=stream(0, "subset"))[:count])
-
-
-@functools.lru_cache(maxsize=1)
-def _load(dataset: str, data_dir: str, fallback: bool, validate: int) -> ImageSets:
-    sets = load(dataset, data_dir or None, fallback=fallback)
-    # Not the seed by which `Code` holds images out.
-    return ImageSets(*hold_out(sets.train, validate, seed=1)) if validate else sets
 
 
 def read_source(folder: str | Path) -> dict[str, Any]:
