@@ -23,7 +23,7 @@ def test_report_writes_one_page_with_the_figure_and_the_table(runs, tmp_path, ca
     assert capsys.readouterr().out.strip() == str(page)
     text = page.read_text()
     assert "data:image/svg+xml" in text
-    assert "open-loop" in text
+    assert "N-CODE open loop" in text
 
 
 def test_report_of_nothing_gets_a_sentence(tmp_path, capsys):
@@ -42,7 +42,7 @@ def test_collected_results_make_the_tables_of_a_markdown_file(runs, tmp_path, ca
     assert main(["tables", str(file), "--results", str(results), "--check"]) == 0
     text = file.read_text()
     assert text.startswith("# Title\n<!-- table:reflection -->\n| model |")
-    assert "| open-loop |" in text
+    assert "| N-CODE open loop |" in text
     assert text.endswith("<!-- end -->\nend\n")
 
 
@@ -170,7 +170,7 @@ def test_models_of_a_table_stand_as_the_settings_name_them_whatever_else_is_said
     file.write_text("<!-- table:reflection -->\n<!-- end -->\n")
     assert main(["tables", str(file), "--results", str(results)]) == 0
     rows = [line.split(" | ")[0] for line in file.read_text().splitlines()[3:-1]]
-    assert rows == ["| node", "| open-loop"]
+    assert rows == ["| NODE", "| N-CODE open loop"]
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])

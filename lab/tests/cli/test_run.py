@@ -36,7 +36,7 @@ def test_a_run_leaves_settings_results_figures_and_a_summary(tmp_path, capsys):
     assert about["preset"] == "smoke"
     assert about["finished"]
     assert sorted(file.name for file in (folder / "figures").iterdir()) == ["trajectories.png", "trajectories.svg"]
-    assert "| open-loop |" in (folder / "summary.md").read_text()
+    assert "| N-CODE open loop |" in (folder / "summary.md").read_text()
     trials = sorted(file.name for file in (folder / "trials").iterdir())
     assert trials == ["node-reflection-seed-0", "open-loop-reflection-seed-0"]
     result = json.loads((folder / "trials" / trials[1] / "result.json").read_text())

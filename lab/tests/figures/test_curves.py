@@ -21,7 +21,7 @@ def seed(steps, values, kind="train", name="loss"):
     )
 )
 def test_the_line_is_the_mean_of_seeds_and_the_band_their_range(rows):
-    figure = draw_curves({"node": [seed(range(4), row) for row in rows]}, [LOSS], {})
+    figure = draw_curves({"node": [seed(range(4), row) for row in rows]}, [LOSS])
     values, (panel,) = torch.tensor(rows, dtype=torch.float64), figure.axes
     assert panel.lines[0].get_ydata().tolist() == pytest.approx(values.mean(0).tolist(), abs=1e-9)
     assert len(panel.collections) == (len(rows) > 1)
@@ -52,7 +52,7 @@ def test_readings_without_a_number_are_left_out():
 def test_nothing_logged_is_nothing_drawn():
     assert align_seeds([{}], LOSS) is None
     assert align_seeds([seed([], [])], LOSS) is None
-    figure = draw_curves({"node": [{}]}, [LOSS], {})
+    figure = draw_curves({"node": [{}]}, [LOSS])
     assert not figure.axes[0].lines
 
 
@@ -64,8 +64,8 @@ def test_numbers_are_scaled_to_their_unit():
 
 def test_each_model_has_one_line_and_one_entry_in_the_legend():
     seen = [seed([1, 2], [1.0, 0.5]), seed([1, 2], [2.0, 0.1])]
-    figure = draw_curves({"node": seen, "open-loop": seen[:1]}, [LOSS, LOSS], titles={"node": "NODE"})
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["NODE", "open-loop"]
+    figure = draw_curves({"node": seen, "open-loop": seen[:1]}, [LOSS, LOSS])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["NODE", "N-CODE open loop"]
     first = figure.axes[0]
     assert len(first.lines) == 2
     assert len(first.collections) == 1  # a band for the model with two seeds only

@@ -148,7 +148,7 @@ def test_loose_results_stand_in_the_order_of_the_experiments_models(tmp_path):
 def test_the_same_seed_twice_is_noted(tmp_path):
     for i in range(2):
         (tmp_path / f"{i}.json").write_text(json.dumps(result().as_json()))
-    assert "more than one result of node on annuli with seed 0" in gather([tmp_path])[0].notes[0]
+    assert "more than one result of NODE on annuli with seed 0" in gather([tmp_path])[0].notes[0]
 
 
 def test_a_loose_file_that_is_no_result_is_named(tmp_path):

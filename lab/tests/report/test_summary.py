@@ -10,7 +10,7 @@ def test_a_summary_has_title_command_table_figures_and_environment():
     assert text.startswith("# Two annuli\n")
     for part in (
         "    ncode run annuli --paper",
-        "| node | 30.0 ± 7.1 | 30.0 | – | 2 | 354 |",
+        "| NODE | 30.0 ± 7.1 | 30.0 | – | 2 | 354 |",
         "![The flow.](figures/flow.png)",
         "- torch: 2.13",
         "- device: CPU",

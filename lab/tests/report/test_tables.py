@@ -43,7 +43,7 @@ def test_one_seed_has_no_spread():
 def test_rows_come_problem_by_problem_in_the_order_of_first_appearance():
     results = [result(model, dataset) for model in ("node", "anode") for dataset in ("spirals", "annuli")]
     order = [(row.dataset, row.model) for row in make_table(results, [ERROR]).rows]
-    assert order == [("spirals", "node"), ("spirals", "anode"), ("annuli", "node"), ("annuli", "anode")]
+    assert order == [("spirals", "NODE"), ("spirals", "ANODE"), ("annuli", "NODE"), ("annuli", "ANODE")]
 
 
 def test_the_papers_number_stands_beside_ours_in_the_same_unit():
@@ -62,7 +62,7 @@ def test_no_column_is_kept_for_a_paper_that_has_no_number():
 
 def test_what_the_paper_ran_and_we_did_not_is_said():
     paper = [Reported("lstm", "annuli", "error", 0.5), Reported("lstm", "elsewhere", "error", 0.5)]
-    assert lines([result()], [ERROR], paper)[-1] == "| lstm | – | 50.0 | not run | – |"
+    assert lines([result()], [ERROR], paper)[-1] == "| LSTM | – | 50.0 | not run | – |"
 
 
 def test_a_metric_that_some_seeds_lack_says_of_how_many_it_is():

@@ -9,6 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..wording import model_name
 from .style import colour, draw_band, new_panels, shared_legend
 
 Curves = Mapping[str, Sequence[float]]  # as `Result.curves` has them
@@ -24,17 +25,12 @@ class Quantity(NamedTuple):
     log: bool = False  # whether the axis is logarithmic
 
 
-def draw_curves(
-    curves: Mapping[str, Sequence[Curves]], quantities: Sequence[Quantity], titles: Mapping[str, str]
-) -> Figure:
-    """One panel per quantity, one line per model: the mean over its seeds, with a band from minimum to maximum.
-
-    `titles` are names for the legend, where they are not the models' own.
-    """
+def draw_curves(curves: Mapping[str, Sequence[Curves]], quantities: Sequence[Quantity]) -> Figure:
+    """One panel per quantity, one line per model: the mean over its seeds, with a band from minimum to maximum."""
     figure, (panels,) = new_panels(1, len(quantities), width=4.2, height=3.3)
     for panel, quantity in zip(panels, quantities, strict=True):
         for model, seeds in curves.items():
-            draw_curve(panel, seeds, quantity, colour(model), titles.get(model, model))
+            draw_curve(panel, seeds, quantity, colour(model), model_name(model))
         panel.set(xlabel="training steps", ylabel=quantity.label)
         if quantity.log:
             panel.set_yscale("log")

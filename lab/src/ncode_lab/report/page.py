@@ -15,10 +15,11 @@ from ncode import InputError
 from ..training import Result
 from ..training.files import replace_file
 from ..training.progress import format_seconds
+from ..wording import format_number, model_name
 from .html import Markup, as_html, join, tag
 from .pictures import embed
 from .runs import OLD_TITLES, Drawing, Run, gather
-from .tables import NONE, format_number, make_table
+from .tables import NONE, make_table
 
 # A second defence after escaping: the browser loads nothing and runs nothing.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -231,7 +232,9 @@ def _trial(result: Result, metrics: Sequence[str]) -> Markup:
     numbers = [format_number(result.metrics[name], 4) if name in result.metrics else NONE for name in metrics]
     cells = (str(result.seed), *numbers, format_seconds(result.seconds))
     rest = (tag("td", text, class_="number") for text in cells)
-    return tag("tr", tag("th", result.model, scope="row"), tag("td", result.dataset), *rest)
+    return tag(
+        "tr", tag("th", model_name(result.model, result.experiment), scope="row"), tag("td", result.dataset), *rest
+    )
 
 
 def _pairs(values: Mapping[str, Any]) -> Markup:

@@ -13,6 +13,7 @@ from ncode import InputError
 
 from ..training import Column, Reported, Result
 from ..training.files import read_json
+from ..wording import model_name
 
 RECORD = "run.json"
 # Titles in run folders of earlier versions, and names of metrics.
@@ -209,7 +210,8 @@ def _loose_run(experiment: str, preset: str, results: Sequence[Result], about: M
     seen = [(result.model, result.dataset, result.seed) for result in results]
     for model, dataset, seed in dict.fromkeys(key for key in seen if seen.count(key) > 1):
         notes.append(
-            f"There is more than one result of {model} on {dataset} with seed {seed}: the spread is too small."
+            f"There is more than one result of {model_name(model, experiment)} on {dataset} with seed {seed}: the"
+            " spread is too small."
         )
     columns, paper = read_columns(about, notes)
     record = {**_common_record(results), **about, "experiment": experiment, "preset": preset}

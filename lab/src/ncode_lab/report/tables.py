@@ -8,11 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..training import Column, Reported, Result
+from ..wording import LARGE, SUPERSCRIPTS, format_number, is_plain, model_name
 
 NONE = "–"
-SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-# From here on, a power of ten is easier to read than digits.
-LARGE = 1e6
 
 
 class Cell(NamedTuple):
@@ -23,7 +21,7 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A model on a problem."""
+    """A model, by the name that readers see, on a problem."""
 
     model: str
     dataset: str
@@ -79,7 +77,7 @@ def make_table(results: Iterable[Result], columns: Sequence[Column] = (), paper:
     >>> print(as_markdown(make_table(results, [Column("error", "error, %", 1, 100.0)], paper)))
     | model | error, % | paper | seeds | parameters |
     |---|---:|---:|---:|---:|
-    | node | 30.0 ± 7.1 | 30.0 | 2 | 354 |
+    | NODE | 30.0 ± 7.1 | 30.0 | 2 | 354 |
     """
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -93,7 +91,9 @@ def make_table(results: Iterable[Result], columns: Sequence[Column] = (), paper:
     notes = list(
         dict.fromkeys(r.note for r in paper if r.note and (r.model, r.dataset) in groups and r.metric in shown)
     )
+    experiment = next((result.experiment for group in groups.values() for result in group), "")
     rows = [_row(model, dataset, group, columns, paper, notes) for (model, dataset), group in groups.items()]
+    rows = [row._replace(model=model_name(row.model, experiment)) for row in rows]
     place = {dataset: i for i, dataset in enumerate(dict.fromkeys(row.dataset for row in rows))}
     return Table(columns, tuple(sorted(rows, key=lambda row: place[row.dataset])), tuple(notes))
 
@@ -149,7 +149,7 @@ def format_mean(values: Sequence[float], column: Column, seeds: int) -> str:
     text = format_number(mean, column.digits)
     if math.isfinite(mean) and len(values) > 1:
         # Next to a mean without a power of ten, a spread of 0.00 is clear.
-        plain = (mean == 0 or _is_plain(mean, column.digits)) and spread < LARGE
+        plain = (mean == 0 or is_plain(mean, column.digits)) and spread < LARGE
         text += f" ± {spread:.{column.digits}f}" if plain else f" ± {format_number(spread, column.digits)}"
     return text if len(values) == seeds else f"{text} ({len(values)} of {seeds})"
 
@@ -163,21 +163,3 @@ def _mean_and_spread(values: Sequence[float], scale: float) -> tuple[float, floa
     except OverflowError:
         pass
     return math.nan, math.nan
-
-
-def format_number(value: float, digits: int = 2) -> str:
-    """Format a number with digits after the point, or with a power of ten if it is very small or large.
-
-    >>> format_number(0.5), format_number(3.14e-6), format_number(1.2e9), format_number(float("nan"))
-    ('0.50', '3.1×10⁻⁶', '1.2×10⁹', 'not finite')
-    """
-    if not math.isfinite(value):
-        return "not finite"
-    if value == 0 or _is_plain(value, digits):
-        return f"{value:.{digits}f}"
-    mantissa, _, power = f"{value:.1e}".partition("e")
-    return f"{mantissa}×10{str(int(power)).translate(SUPERSCRIPTS)}"
-
-
-def _is_plain(value: float, digits: int) -> bool:
-    return 0.5 * 10.0**-digits <= abs(value) < LARGE

@@ -85,13 +85,13 @@ def test_samples_and_neighbours_have_a_panel_a_density():
     assert [panel.get_title() for panel in figure.axes] == ["ten", ""]
     assert [panel.get_ylabel() for panel in figure.axes] == ["AE", "VAE"]
     some = Neighbours(pictures(3), pictures(3, 4), 0.9)
-    assert "10 components\n90% nearer to test" in texts(draw_neighbours({"10 components": some}))
+    assert "10 components\n90 % nearer to test" in texts(draw_neighbours({"10 components": some}))
 
 
 def test_maps_stand_side_by_side_by_mixture_and_by_label():
     labels = torch.arange(30) % 3
     found = texts(draw_maps({"ae": Map(torch.randn(30, 2), labels, labels, 0.5)}, ("a", "b", "c")))
-    assert {"mixture: 50.0% agree with labels", "labels", "a", "b", "c"} <= set(found)
+    assert {"mixture: 50.0 % agree with labels", "labels", "a", "b", "c"} <= set(found)
 
 
 def test_squares_mark_their_three_corners():

@@ -108,7 +108,7 @@ class Annuli(Experiment):
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """Boundaries, training curves, trajectories and fields. All but the curves show the first seed."""
         from ...figures.curves import Quantity, draw_curves
-        from .figures import TITLES, Boundary, Flows, Paths, draw_boundaries, draw_fields, draw_flows, draw_trajectories
+        from .figures import Boundary, Flows, Paths, draw_boundaries, draw_fields, draw_flows, draw_trajectories
 
         if not finished:
             return []
@@ -126,7 +126,7 @@ class Annuli(Experiment):
         shown = next(model for model in ("closed-loop", *fields) if model in fields)
         return [
             Picture("boundaries", draw_boundaries(boundaries), _BOUNDARIES),
-            Picture("training", draw_curves(curves, quantities, titles=TITLES), _TRAINING),
+            Picture("training", draw_curves(curves, quantities), _TRAINING),
             Picture("trajectories", draw_trajectories(trajectories), _TRAJECTORIES),
             Picture("fields", draw_fields(fields), _FIELDS),
             Picture("flows", draw_flows(fields[shown], shown), _FLOWS),

@@ -14,11 +14,11 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from ...figures.style import legend_entry, new_panels
+from ...wording import model_name, per_cent
 
 SHADES = ("#3B4CC0", "#C9960C")  # of the classes: unlike the colours of models, and distinct for the colour-blind
 SOFT = LinearSegmentedColormap.from_list("soft", ["#9DA8EC", "#FFFFFF", "#F0D284"])
 NAMES = ("inner disc", "outer annulus")
-TITLES = {"node": "NODE", "anode": "ANODE", "open-loop": "open-loop N-CODE", "closed-loop": "closed-loop N-CODE"}
 
 
 class Boundary(NamedTuple):
@@ -64,7 +64,7 @@ def draw_boundaries(boundaries: Mapping[str, Boundary]) -> Figure:
         for kind, shade in enumerate(SHADES):
             shown = boundary.x[boundary.y == kind].T.numpy()
             panel.scatter(*shown, s=7, color=shade, edgecolors="white", linewidths=0.3, zorder=3)
-        panel.set_title(f"{_title(model)}\n{_per_cent(boundary.accuracy)} of held-out points", fontsize="medium")
+        panel.set_title(f"{model_name(model)}\n{per_cent(boundary.accuracy)} of held-out points", fontsize="medium")
         _plane(panel, (low, high), (low, high))
     bar = figure.colorbar(panels[0].images[0], ax=list(panels), ticks=[0, 0.5, 1], shrink=0.8, pad=0.02)
     bar.set_label("probability of the outer class")
@@ -87,7 +87,7 @@ def draw_trajectories(paths: Mapping[str, Paths]) -> Figure:
         if len(path.line):
             _boundary_line(panel, path.line, sides)
         hidden = f"\n(projected: {path.zeros} more dim.)" if path.zeros else "\n"
-        panel.set_title(_title(model) + hidden, fontsize="medium")
+        panel.set_title(model_name(model) + hidden, fontsize="medium")
         _plane(panel, *sides)
     end = legend_entry("where it ends", linestyle="", marker="o", markersize=4, color="black")
     line = legend_entry("read-out's boundary", color="0.35", linestyle="--")
@@ -103,7 +103,7 @@ def draw_flows(flows: Flows, model: str) -> Figure:
             _field(panels[kind][number], flows, kind, number, time)
         panels[0][number].set_title(f"t = {time:.2f}", fontsize="medium")
     _label_points(panels)
-    figure.suptitle(f"{_title(model)}: the field that each of two points meets", fontsize="medium")
+    figure.suptitle(f"{model_name(model)}: the field that each of two points meets", fontsize="medium")
     return figure
 
 
@@ -114,7 +114,7 @@ def draw_fields(flows: Mapping[str, Flows]) -> Figure:
         middle = len(flow.ts) // 2
         for kind in range(2):
             _field(panels[kind][column], flow, kind, middle, float(flow.times[-1]))
-        panels[0][column].set_title(f"{_title(model)}\nt = {float(flow.ts[middle]):.2f}", fontsize="medium")
+        panels[0][column].set_title(f"{model_name(model)}\nt = {float(flow.ts[middle]):.2f}", fontsize="medium")
     _label_points(panels)
     return figure
 
@@ -170,12 +170,3 @@ def _boundary_line(panel: Axes, line: Tensor, sides: tuple[tuple[float, float], 
 def _classes() -> list[Line2D]:
     dot = {"linestyle": "", "marker": "o", "markersize": 5}
     return [legend_entry(name, color=shade, **dot) for shade, name in zip(SHADES, NAMES, strict=True)]
-
-
-def _title(model: str) -> str:
-    return TITLES.get(model, model)
-
-
-def _per_cent(share: float) -> str:
-    """Never rounded up to 100 %."""
-    return "100 %" if share >= 1 else f"{int(1000 * share) / 10:.1f} %"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...figures.curves import Curves
 from ...figures.style import colour, draw_band, new_panels, shared_legend
+from ...wording import model_name
 
 
 class Course(NamedTuple):
@@ -28,7 +29,7 @@ def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
     figure, ((accuracy, losses, nfe),) = new_panels(1, 3, width=3.6, height=3.2)
     for model, seeds in curves.items():
         course, shade = course_of(seeds), colour(model)
-        draw_band(accuracy, course.steps, 100 * course.accuracy, shade, model)
+        draw_band(accuracy, course.steps, 100 * course.accuracy, shade, model_name(model))
         draw_band(losses, course.steps, course.loss, shade)
         draw_band(losses, course.steps, course.train, shade, linestyle="--")
         if not course.nfe.any():  # the model has no flow

@@ -13,26 +13,14 @@ from torch import Tensor
 
 from ...figures.curves import Curves
 from ...figures.style import colour, legend_entry, new_figure, new_panels, show_images
+from ...wording import model_name, per_cent
 
 Line = Mapping[float, float]  # a score at each value of the axis
-TITLES = {
-    "auton-code": "AutoN-CODE",
-    "ae": "AE",
-    "ae-wide": "AE, twice the size",
-    "vae": "VAE",
-    "sparse": "sparse AE",
-    "denoising": "denoising AE",
-    "pixels": "pixels",
-}
-
-
-def title(model: str) -> str:
-    return TITLES.get(model, model)
 
 
 def draw_reconstructions(truth: Tensor, back: Mapping[str, Tensor]) -> Figure:
     """A row of test images (n, C, H, W), bytes, and below it the reconstructions, one row per model."""
-    rows = {"test images": truth, **{title(model): images for model, images in back.items()}}
+    rows = {"test images": truth, **{model_name(model): images for model, images in back.items()}}
     figure, panels = new_panels(len(rows), 1, width=0.575 * len(truth) + 1.25, height=0.64)
     # "constrained" knows the width of long names only at the second drawing: the first one, an SVG, cut them off.
     figure.set_layout_engine("compressed")
@@ -69,7 +57,7 @@ def draw_training(curves: Mapping[str, Sequence[Curves]], principal: Mapping[str
     for model, seeds in curves.items():
         for number, seed in enumerate(seeds):
             style = {"color": colour(model), "linewidth": 1.3}
-            label = title(model) if number == 0 else None
+            label = model_name(model) if number == 0 else None
             mark = {"marker": "o", "markersize": 3} if len(seed["evaluation step"]) < 12 else {}
             panel.plot(seed["evaluation step"], seed["evaluation error"], label=label, **style, **mark)
             panel.plot(seed["train step"], seed["train error"], "--", alpha=0.5, **{**style, "linewidth": 0.8})
@@ -101,7 +89,7 @@ def draw_samples(samples: Mapping[str, Mapping[str, Tensor]], columns: int = 6) 
     for row, (model, each) in zip(panels, samples.items(), strict=True):
         for panel, images in zip(row, each.values(), strict=True):
             show_images(panel, images, columns)
-        row[0].set_ylabel(title(model), fontsize="medium")
+        row[0].set_ylabel(model_name(model), fontsize="medium")
     return figure
 
 
@@ -151,13 +139,13 @@ def draw_neighbours(found: Mapping[str, Neighbours]) -> Figure:
         show_images(nearest, each.nearest.flatten(0, 1), columns=near)
         sample.set_title("sample", fontsize="x-small")
         nearest.set_title("nearest test images", fontsize="x-small")
-        nearest.set_xlabel(f"{name}\n{100 * each.nearer:.0f}% nearer to test", fontsize="small")
+        nearest.set_xlabel(f"{name}\n{per_cent(each.nearer, 0)} nearer to test", fontsize="small")
     return figure
 
 
 def _legend(panel: Axes, models: Sequence[str], paper: bool) -> None:
     """Next to the panel, where it hides no line."""
-    lines = [legend_entry(title(model), color=colour(model)) for model in models]
+    lines = [legend_entry(model_name(model), color=colour(model)) for model in models]
     grey = {"color": "0.3", "markersize": 4}
     lines.append(legend_entry("fitted to test codes (paper)", linestyle="-", marker="o", **grey))
     lines.append(legend_entry("to training codes (honest)", linestyle="--", marker="s", **grey))
@@ -185,9 +173,9 @@ def draw_maps(maps: Mapping[str, Map], classes: Sequence[str]) -> Figure:
     for (left, right), (model, each) in zip(panels, maps.items(), strict=True):
         _scatter(left, each.places, each.clusters, colours)
         _scatter(right, each.places, each.labels, colours)
-        left.set_title(f"mixture: {100 * each.accuracy:.1f}% agree with labels", fontsize="medium")
+        left.set_title(f"mixture: {per_cent(each.accuracy)} agree with labels", fontsize="medium")
         right.set_title("labels", fontsize="medium")
-        left.set_ylabel(title(model))
+        left.set_ylabel(model_name(model))
     pairs = zip(classes, colours, strict=False)
     dots = [legend_entry(name, marker="o", linestyle="none", color=colour) for name, colour in pairs]
     figure.legend(handles=dots, loc="outside right center", frameon=False, title="labels", fontsize="small")
@@ -212,7 +200,7 @@ def draw_lines(lines: Mapping[str, Tensor]) -> Figure:
     figure, (panels,) = new_panels(1, len(lines), width=0.46 * steps + 0.2, height=0.46 * rows + 0.4)
     for panel, (model, images) in zip(panels, lines.items(), strict=True):
         show_images(panel, images.flatten(0, 1), columns=steps)
-        panel.set_title(title(model), fontsize="medium")
+        panel.set_title(model_name(model), fontsize="medium")
     return figure
 
 

@@ -17,6 +17,7 @@ from ncode.models import Autoencoder
 from ...data import Images, ImageSets, stream
 from ...metrics import GaussianMixture, KernelDensity
 from ...training import Column, Reported, Result, Trial, TrialContext
+from ...wording import model_name
 from ..base import Finished, Picture
 from ..common import check_choices, check_not_negative, check_positive, draw_per_dataset, first_seeds
 from .codes import Units, decode, encode
@@ -167,7 +168,7 @@ class Generate(Scored):
         return metrics
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
-        from .figures import draw_neighbours, draw_samples, title
+        from .figures import draw_neighbours, draw_samples
 
         if not finished:
             return []
@@ -182,8 +183,8 @@ class Generate(Scored):
         pictures += score_pictures([done.result for done in finished], self.paper)
         chosen = first.get("auton-code", finished[0])
         caption = (
-            f"Samples of {title(chosen.trial.model)}, and the test images nearest to each. Percentages: samples that"
-            " are nearer to some test image than to any of as many training images: about half if nothing is"
+            f"Samples of {model_name(chosen.trial.model)}, and the test images nearest to each. Percentages: samples"
+            " that are nearer to some test image than to any of as many training images: about half if nothing is"
             " remembered, more if test images are, and fewer if training images are."
         )
         pictures.append(Picture("neighbours", draw_neighbours(self._neighbours(chosen)), caption))

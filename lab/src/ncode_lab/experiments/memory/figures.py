@@ -13,14 +13,9 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ...figures.style import colour, draw_band, new_figure, new_panels, shared_legend
+from ...wording import model_name, per_cent
+from .models import MODELS
 
-NAMES = {
-    "ncode": "plastic N-CODE",
-    "data-control": "data-controlled NODE",
-    "ode-rnn": "ODE-RNN",
-    "lstm": "LSTM",
-    "lstm-miconi": "LSTM, Miconi's settings",
-}
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOWN = 0.5  # seconds
 MOST = 100  # bits in the image of an episode
@@ -48,9 +43,9 @@ def draw_rivals(lines: Sequence[Line]) -> Figure:
     for row, n in enumerate(rows):
         here = [setting for setting in settings if setting[0] == n]
         for panel, setting in zip(panels[row], here, strict=False):
-            for model in dict.fromkeys([*NAMES, *(line.model for line in lines)]):
+            for model in dict.fromkeys([*MODELS, *(line.model for line in lines)]):
                 same = [line for line in lines if line[:4] == (model, *setting)]
-                _draw(panel, same, colour(model), NAMES.get(model, model))
+                _draw(panel, same, colour(model), model_name(model, "memory"))
             _dress(panel, setting)
         for panel in panels[row][len(here) :]:
             panel.set_axis_off()
@@ -70,7 +65,7 @@ def draw_plastic(lines: Sequence[Line]) -> Figure:
             for shade, count in zip(shades, counts, strict=True):
                 here = [line for line in lines if line[1:4] == (n, count, degradation)]
                 _draw(panel, here, tuple(shade), f"{count} patterns")
-            panel.set_title(f"n = {n}, {100 * degradation:.0f} % of bits lost", fontsize="medium")
+            panel.set_title(f"n = {n}, {per_cent(degradation, 0)} of bits lost", fontsize="medium")
             _frame(panel)
         panels[row][0].set_ylabel("error, %")
     shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 2.1))
@@ -132,7 +127,7 @@ def _settings(lines: Iterable[Line]) -> list[tuple[int, int, float]]:
 
 def _dress(panel: Axes, setting: tuple[int, int, float]) -> None:
     n, patterns, degradation = setting
-    panel.set_title(f"n = {n}, {patterns} patterns, {100 * degradation:.0f} % of bits lost", fontsize="medium")
+    panel.set_title(f"n = {n}, {patterns} patterns, {per_cent(degradation, 0)} of bits lost", fontsize="medium")
     panel.axhline(50 * degradation, color="0.4", linewidth=0.9, linestyle=":")
     panel.text(0.99, 50 * degradation + 0.8, "chance", transform=panel.get_yaxis_transform(), ha="right", color="0.4")
     _frame(panel)

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ...figures.style import new_panels
+from ...wording import format_number, model_name
 
 START = ScalarMappable(Normalize(-1, 1), colormaps["coolwarm"])
 
@@ -32,7 +33,7 @@ def draw_reflection(flows: Mapping[str, Flow]) -> Figure:
     figure, (panels,) = new_panels(1, len(flows), width=3.3, height=3.2, sharey=True)
     for panel, (name, flow) in zip(panels, flows.items(), strict=True):
         _draw(panel, flow)
-        panel.set_title(f"{name}\nmean squared error {flow.error:.2g}", fontsize="medium")
+        panel.set_title(f"{model_name(name)}\nmean squared error {format_number(flow.error, 4)}", fontsize="medium")
     panels[0].set_ylabel("x(t)")
     figure.colorbar(START, ax=list(panels), label="x(0)", ticks=[-1, 0, 1])
     return figure

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ...figures.style import new_figure, shared_legend
+from ...wording import format_number, model_name
 
 # As in the paper: the degenerate solution in red, the other one in black.
 SHADES = {"constant": "#D55E00", "dynamic": "#000000"}
-TITLES = {"constant": "constant control", "dynamic": "dynamic control"}
 TARGET = {"color": "#56B4E9", "linewidth": 4.5, "alpha": 0.75, "solid_capstyle": "round", "label": "oscillation"}
 
 
@@ -64,7 +64,7 @@ def draw_learning(curves: Mapping[float, Sequence[Mapping[str, Sequence[float]]]
 
 
 def _course(panel: Axes, fits: Mapping[str, Fit], mu: float) -> None:
-    shown = [f"{TITLES.get(model, model)}: {fit.mu:.3f}" for model, fit in fits.items()]
+    shown = [f"{model_name(model)}: {format_number(fit.mu, 3)}" for model, fit in fits.items()]
     panel.set_title(rf"$\mu$ = {mu:g}; learnt: {', '.join(shown)}", fontsize="medium", loc="left")
     for number, (model, fit) in enumerate(fits.items()):
         ts = fit.ts.numpy()
@@ -73,7 +73,7 @@ def _course(panel: Axes, fits: Mapping[str, Fit], mu: float) -> None:
             if fit.seen < float(fit.ts[-1]):
                 panel.axvspan(fit.seen, float(fit.ts[-1]), color="0.93", zorder=0, label="not fitted to")
             panel.set_xlim(0, float(fit.ts[-1]))
-        panel.plot(ts, fit.x.numpy(), color=SHADES.get(model, "0.3"), linewidth=1.6, label=TITLES.get(model, model))
+        panel.plot(ts, fit.x.numpy(), color=SHADES.get(model, "0.3"), linewidth=1.6, label=model_name(model))
     panel.set(ylabel="x(t)", ylim=(-2.7, 2.7))
 
 

@@ -1,0 +1,83 @@
+"""What readers see: one name per model and one format of numbers, in figures, tables and reports."""
+
+from __future__ import annotations
+
+import math
+
+# By the key that settings and result files have.
+MODEL_NAMES = {
+    "node": "NODE",
+    "anode": "ANODE",
+    "anode-wide": "ANODE, wide",
+    "data-control": "data-controlled NODE",
+    "open-loop": "N-CODE open loop",
+    "closed-loop": "N-CODE closed loop",
+    # Classification: single blocks, and networks of them.
+    "ncode": "N-CODE open loop",
+    "ncode-3x3": "N-CODE open loop, 3×3",
+    "ncode-closed": "N-CODE closed loop",
+    "gamma-alone": "γ alone",
+    "ncode-net": "N-CODE network",
+    "static-net": "static network",
+    "static-net-wide": "static network, wide",
+    # Memory.
+    "ode-rnn": "ODE-RNN",
+    "lstm": "LSTM",
+    "lstm-miconi": "LSTM, Miconi's settings",
+    # Autoencoders.
+    "auton-code": "AutoN-CODE",
+    "ae": "AE",
+    "ae-wide": "AE, wide",
+    "vae": "VAE",
+    "sparse": "sparse AE",
+    "denoising": "denoising AE",
+    # The Van der Pol oscillator.
+    "constant": "constant control",
+    "dynamic": "dynamic control",
+}
+# A key may stand for another model there.
+NAMES_BY_EXPERIMENT = {"memory": {"ncode": "plastic N-CODE"}}
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+# From here on, a power of ten is easier to read than digits.
+LARGE = 1e6
+
+
+def model_name(key: str, experiment: str = "") -> str:
+    """The name of a model as readers see it; the key itself if it is unknown.
+
+    >>> model_name("closed-loop"), model_name("ncode", "memory"), model_name("mine")
+    ('N-CODE closed loop', 'plastic N-CODE', 'mine')
+    """
+    return NAMES_BY_EXPERIMENT.get(experiment, {}).get(key) or MODEL_NAMES.get(key, key)
+
+
+def format_number(value: float, digits: int = 2) -> str:
+    """Format a number with digits after the point, or with a power of ten if it is very small or large.
+
+    >>> format_number(0.5), format_number(3.14e-6), format_number(1.2e9), format_number(float("nan"))
+    ('0.50', '3.1×10⁻⁶', '1.2×10⁹', 'not finite')
+    """
+    if not math.isfinite(value):
+        return "not finite"
+    if value == 0 or is_plain(value, digits):
+        return f"{value:.{digits}f}"
+    mantissa, _, power = f"{value:.1e}".partition("e")
+    return f"{mantissa}×10{str(int(power)).translate(SUPERSCRIPTS)}"
+
+
+def is_plain(value: float, digits: int) -> bool:
+    """Whether `format_number` needs no power of ten."""
+    return 0.5 * 10.0**-digits <= abs(value) < LARGE
+
+
+def per_cent(share: float, digits: int = 1) -> str:
+    """Format a share in per cent, never rounded up to 100 %.
+
+    >>> per_cent(0.9996), per_cent(1.0), per_cent(0.5, 0)
+    ('99.9 %', '100 %', '50 %')
+    """
+    if share >= 1:
+        return "100 %"
+    factor = 10**digits
+    return f"{math.floor(100 * factor * share + 1e-9) / factor:.{digits}f} %"
