@@ -3,6 +3,7 @@
 import pytest
 from ncode_lab.report import write_report
 from ncode_lab.training import Reported
+from PIL import Image
 
 from ..browser import DARK, brightness, needs_browser, probe
 from .runs import result, write_run
@@ -69,3 +70,23 @@ def test_in_the_dark_the_page_is_dark_and_figures_stay_on_white(page, tmp_path):
     seen = look(page, tmp_path, "--window-size=1200,900", DARK)
     assert brightness(seen["page"]) < brightness(seen["ink"])
     assert set(seen["cards"]) == {"rgb(255, 255, 255)"}
+
+
+# Again on a resize: the window of a screenshot gets its size after the page is loaded.
+END = (
+    '<script>onload = onresize = () => document.querySelectorAll(".box").forEach((e) => e.scrollTo(9999, 0));</script>'
+)
+
+
+@pytest.mark.parametrize(("scrolled", "shaded"), [(False, True), (True, False)])
+def test_a_table_that_goes_on_has_a_shadow_at_its_edge_until_its_end(scrolled, shaded, page, tmp_path):
+    text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text(encoding="utf-8"))
+    copy, picture = tmp_path / "copy.html", tmp_path / "page.png"
+    copy.write_text(text.replace("</body>", f"{END * scrolled}</body>"), encoding="utf-8")
+    flags = [flag for flag in FLAGS if flag != "--dump-dom"]
+    place = [f"--user-data-dir={tmp_path / 'profile'}", "--window-size=400,1600", f"--screenshot={picture}"]
+    subprocess.run([BROWSER, *flags, *place, copy.as_uri()], capture_output=True, timeout=120, check=True)
+    pixels = Image.open(picture).convert("L")
+    # Just inside the right margin of 16 pixels: a shadow is a long run of grey, text and lines are short ones.
+    grey = "".join("#" if pixels.getpixel((400 - 16 - 3, y)) < 245 else " " for y in range(1600))
+    assert (max(map(len, grey.split()), default=0) > 60) == shaded

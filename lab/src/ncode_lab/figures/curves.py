@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..wording import model_name
-from .style import colour, draw_band, new_panels, shared_legend
+from .style import colour, draw_band, new_panels, shared_legend, whole_ticks
 
 Curves = Mapping[str, Sequence[float]]  # as `Result.curves` has them
 
@@ -32,6 +32,7 @@ def draw_curves(curves: Mapping[str, Sequence[Curves]], quantities: Sequence[Qua
         for model, seeds in curves.items():
             draw_curve(panel, seeds, quantity, colour(model), model_name(model))
         panel.set(xlabel="training steps", ylabel=quantity.label)
+        whole_ticks(panel)
         if quantity.log:
             panel.set_yscale("log")
         panel.spines[["top", "right"]].set_visible(False)

@@ -9,6 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 # The same in every figure, and distinct within each, also for the colour-blind (Okabe and Ito's palette): static models
@@ -56,6 +57,12 @@ def new_panels(rows: int, columns: int, width: float, height: float, **options: 
     """A figure and its panels, an array (rows, columns); `options` are those of `Figure.subplots`."""
     figure = new_figure(rows, columns, width, height)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
+
+
+def whole_ticks(*panels: Axes) -> None:
+    """Few ticks at whole numbers below each panel: training steps have no fractions, and neighbours must not touch."""
+    for panel in panels:
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
 
 
 def shared_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:

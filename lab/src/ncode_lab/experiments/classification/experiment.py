@@ -67,11 +67,11 @@ class Classification(ClassifierSettings, Experiment):
     """
 
     name = "classification"
-    line = "images: N-CODE against NODE, ANODE and data control (section 4.2)"
+    line = "N-CODE against NODE, ANODE and data control on images (section 4.2)"
     question = (
         "An image flows through one convolution block, and a linear map of where it ends gives its class. Does it help"
         " when the kernels of the block are set from the image itself (N-CODE), rather than shared by all images (NODE;"
-        " ANODE with empty channels added; anode-wide with as many parameters as N-CODE), or shared while the block"
+        " ANODE with empty channels added; a wide ANODE with as many parameters as N-CODE), or shared while the block"
         " sees the image all the way (data control)? Compare accuracies on test images, and the parameters, evaluations"
         " and time that they take."
     )

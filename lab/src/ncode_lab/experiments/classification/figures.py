@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ...figures.curves import Curves
-from ...figures.style import colour, draw_band, new_panels, shared_legend
+from ...figures.style import colour, draw_band, new_panels, shared_legend, whole_ticks
 from ...wording import model_name
 
 
@@ -36,6 +36,8 @@ def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
             continue
         nfe.plot(course.loss.flatten(), course.nfe.flatten(), ".", color=shade, markersize=3, alpha=0.3, linewidth=0)
         nfe.plot(course.loss.mean(0), course.nfe.mean(0), color=shade, linewidth=1.2)
+    whole_ticks(accuracy, losses)
+    nfe.locator_params(axis="x", nbins=5)
     accuracy.set(xlabel="training steps", ylabel="held-out accuracy, %")
     losses.set(xlabel="training steps", ylabel="loss (dashed: training images)")
     if _spans_decades(curves):

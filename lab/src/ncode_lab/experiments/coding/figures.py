@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ...figures.curves import Curves
-from ...figures.style import colour, legend_entry, new_figure, new_panels, show_images
+from ...figures.style import colour, legend_entry, new_figure, new_panels, show_images, whole_ticks
 from ...wording import model_name, per_cent
 
 Line = Mapping[float, float]  # a score at each value of the axis
@@ -64,6 +64,7 @@ def draw_training(curves: Mapping[str, Sequence[Curves]], principal: Mapping[str
     for (name, error), style in zip(principal.items(), (":", "-."), strict=False):
         panel.axhline(error, color="0.4", linestyle=style, linewidth=1.2, label=name)
     panel.set(xlabel="training steps", yscale="log")
+    whole_ticks(panel)
     panel.set_ylabel("mean squared error (dashed: training batches)", fontsize="small")
     panel.legend(frameon=False, fontsize="small")
     return figure

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from ...figures.style import new_figure, shared_legend
+from ...figures.style import new_figure, shared_legend, whole_ticks
 from ...wording import format_number, model_name
 
 # As in the paper: the degenerate solution in red, the other one in black.
@@ -54,6 +54,7 @@ def draw_learning(curves: Mapping[float, Sequence[Mapping[str, Sequence[float]]]
         for number, seed in enumerate(seeds):
             label = f"$\\mu$ = {mu:g}" if number == 0 else None
             panel.plot(seed["train step"], seed["train mu"], color=shade, linewidth=1.5, label=label)
+    whole_ticks(panel)
     panel.set(xlabel="training steps", ylabel=r"learnt $\mu$", yscale="log")
     ticks = list(curves)
     panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
