@@ -72,12 +72,12 @@ def is_plain(value: float, digits: int) -> bool:
 
 
 def per_cent(share: float, digits: int = 1) -> str:
-    """Format a share in per cent, never rounded up to 100 %.
+    """Format a share in per cent. Below 1 it is never rounded up to 100 %.
 
-    >>> per_cent(0.9996), per_cent(1.0), per_cent(0.5, 0)
-    ('99.9 %', '100 %', '50 %')
+    >>> per_cent(0.9996), per_cent(1.0), per_cent(2 / 3), per_cent(0.5, 0)
+    ('99.9 %', '100 %', '66.7 %', '50 %')
     """
-    if share >= 1:
+    if share == 1:
         return "100 %"
-    factor = 10**digits
-    return f"{math.floor(100 * factor * share + 1e-9) / factor:.{digits}f} %"
+    most = 100 - 10.0**-digits
+    return f"{min(100 * share, most) if share < 1 else 100 * share:.{digits}f} %"

@@ -146,6 +146,8 @@ def _section(key: str, run: Run) -> Markup:
     figures, faults = _figures(run.drawings)
     notes = [tag("li", note) for note in (*run.notes, *faults)]
     paragraphs = (part.strip() for part in re.split(r"\n\s*\n", run.text("question")))
+    # A number and its unit stay on one line.
+    paragraphs = (part.replace(" %", "\N{NO-BREAK SPACE}%") for part in paragraphs)
     question = [tag("p", text, class_="question") for text in paragraphs if text]
     return tag(
         "section",
