@@ -62,7 +62,7 @@ def new_panels(rows: int, columns: int, width: float, height: float, **options: 
 def whole_ticks(*panels: Axes) -> None:
     """Few ticks at whole numbers below each panel: training steps have no fractions, and neighbours must not touch."""
     for panel in panels:
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
 
 
 def shared_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
