@@ -48,3 +48,4 @@ def _draw(panel: Axes, flow: Flow) -> None:
         panel.plot(ts, path, color=colour, linewidth=1.6)
         panel.plot(1, -path[0], "o", color=colour, markersize=4, clip_on=False)
     panel.set(xlabel="t", xlim=(0, 1), ylim=(-1.25, 1.25))
+    panel.set_xticks([0, 0.5, 1], ["0", "0.5", "1"])  # short: the last one stands next to the first of the next panel
