@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import tarfile
+import zipfile
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -121,6 +123,30 @@ def test_celeba(tmp_path_factory, changes, cached):
     read(lambda: read_celeba(folder, cache=cache))
     if cached:
         assert read_celeba(folder, cache=cache).train.images.shape == expected.train.images.shape
+
+
+@quiet
+@given(changes=edits, member=st.booleans())
+def test_npz(tmp_path, changes, member):
+    """The file itself is damaged, or an array in it."""
+    array, packed = io.BytesIO(), io.BytesIO()
+    np.save(array, published.random_bytes(10, 6, 6).numpy())
+    content = edited(array.getvalue(), changes) if member else array.getvalue()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("images.npy", content)
+    path = tmp_path / "own.npz"
+    path.write_bytes(packed.getvalue() if member else edited(packed.getvalue(), changes))
+    read(lambda: load(str(path)))
+
+
+@quiet
+@given(changes=edits, kind=st.sampled_from(["png", "jpg"]))
+def test_image_folder(tmp_path, changes, kind):
+    for k in range(8):
+        image = Image.frombytes("RGB", (9, 9), bytes(published.random_bytes(243, seed=k).tolist()))
+        image.save(tmp_path / f"{k}.{kind}")
+    (tmp_path / f"3.{kind}").write_bytes(edited((tmp_path / f"3.{kind}").read_bytes(), changes))
+    read(lambda: load(str(tmp_path), image_size=8))
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
