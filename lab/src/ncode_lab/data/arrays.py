@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import lzma
 import math
 import zipfile
-import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +43,9 @@ def read_npz(path: Path, image_size: int = 0, channels: int = 0) -> Parts:
             # No member gives more bytes than it announces.
             check_size(path, sum(member.file_size for member in archive.infolist()))
             contents = {name.removesuffix(".npy"): archive.read(name) for name in archive.namelist()}
-    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, RuntimeError) as error:
+    except InputError:
+        raise
+    except Exception as error:  # other bytes can make the reader of archives raise anything
         raise damaged(path, error) from error
     found = {name: _read_npy(content, path, name) for name, content in contents.items()}
     return read_arrays(found, str(path), image_size, channels)
@@ -61,12 +61,12 @@ def _read_npy(content: bytes, path: Path, name: str) -> np.ndarray[Any, Any]:
         version = npy.read_magic(file)
         read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
         shape, fortran, dtype = read_header(file)
-    except (ValueError, SyntaxError, TypeError, EOFError, RecursionError, MemoryError) as error:
+    except Exception as error:
         raise damaged(path, f"{name} is no array ({error})") from error
     if dtype.hasobject:
         raise InputError(f"{path}: {name} holds Python objects, which are not read: save numbers or strings instead")
     rest = content[file.tell() :]
-    if math.prod(shape) * dtype.itemsize != len(rest) or min(shape, default=0) < 0:
+    if math.prod(shape) * dtype.itemsize != len(rest) or min(shape, default=0) < 0 or not dtype.itemsize:
         raise damaged(path, f"{name} announces an array {shape} of {dtype}, and {len(rest)} bytes follow")
     array = np.frombuffer(rest, dtype) if rest else np.empty(0, dtype)
     return array.reshape(shape, order="F" if fortran else "C")
