@@ -174,11 +174,12 @@ def test_models_of_a_table_stand_as_the_settings_name_them_whatever_else_is_said
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
-def test_report_replaces_no_link_and_no_pipe(kind, runs, tmp_path, capsys):
+@pytest.mark.parametrize("command", ["report", "explorer"])
+def test_pages_replace_no_link_and_no_pipe(command, kind, runs, tmp_path, capsys):
     page, kept = tmp_path / "page.html", tmp_path / "kept.html"
     kept.write_text("kept")
     page.symlink_to(kept) if kind == "link" else os.mkfifo(page)
-    assert main(["report", str(runs), "--out", str(page)]) == 2
-    assert "which the report would replace: give" in capsys.readouterr().err
+    assert main([command, *[str(runs)] * (command == "report"), "--out", str(page)]) == 2
+    assert "which would be replaced: give" in capsys.readouterr().err
     assert page.is_symlink() if kind == "link" else page.is_fifo()
     assert kept.read_text() == "kept"

@@ -1,11 +1,14 @@
 """The page in a real browser: what a parser cannot see."""
 
+import re
+import subprocess
+
 import pytest
 from ncode_lab.report import write_report
 from ncode_lab.training import Reported
 from PIL import Image
 
-from ..browser import DARK, brightness, needs_browser, probe
+from ..browser import BROWSER, DARK, FLAGS, brightness, needs_browser, probe
 from .runs import result, write_run
 
 pytestmark = needs_browser

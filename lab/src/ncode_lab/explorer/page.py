@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ncode import InputError
 
-from ..training.files import replace_file
+from ..training.files import check_replaceable, replace_file
 
 FOLDER = Path(__file__).parent
 # One program: each file uses those before it.
@@ -59,6 +59,7 @@ def write_explorer(out: str | Path = "explorer.html") -> Path:
     out = Path(out)
     if out.is_dir():
         out = out / "explorer.html"
+    check_replaceable(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         replace_file(out, render_explorer().encode())

@@ -13,7 +13,7 @@ from typing import Any
 from ncode import InputError
 
 from ..training import Result
-from ..training.files import replace_file
+from ..training.files import check_replaceable, replace_file
 from ..training.progress import format_seconds
 from ..wording import format_number, model_name
 from .html import Markup, as_html, join, tag
@@ -57,7 +57,7 @@ def write_report(
     out = Path(out)
     if out.is_dir():
         out = out / "report.html"
-    _check_replaceable(out)
+    check_replaceable(out)
     with tempfile.TemporaryDirectory() as folder:
         found = gather(runs, about)
         if redraw is not None:
@@ -70,16 +70,6 @@ def write_report(
     except OSError as error:
         raise InputError(f"the report cannot be written to {out}: {error.strerror or error}") from error
     return out
-
-
-def _check_replaceable(out: Path) -> None:
-    """Refuse to replace anything but a file: links and devices are somebody's arrangement."""
-    if out.is_symlink():
-        raise InputError(
-            f"{out} is a link, which the report would replace: give the file that it points to, or delete it"
-        )
-    if out.exists() and not out.is_file():
-        raise InputError(f"{out} is a device or a pipe, which the report would replace: give a file or a folder")
 
 
 def _redrawn(run: Run, redraw: Callable[[Run, Path], Sequence[Drawing]], folder: Path) -> Run:

@@ -40,6 +40,14 @@ def replace_file(path: Path, content: bytes) -> None:
     _sync_folder(path.parent)
 
 
+def check_replaceable(path: Path) -> None:
+    """Refuse to replace anything but a file: links and devices are somebody's arrangement."""
+    if path.is_symlink():
+        raise InputError(f"{path} is a link, which would be replaced: give the file it points to, or delete it")
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is a device or a pipe, which would be replaced: give a file or a folder")
+
+
 @contextmanager
 def replace_folder(path: Path) -> Iterator[Path]:
     """Replace a folder by the temporary one that the block fills. If the block fails, nothing is left of it.

@@ -57,7 +57,8 @@ def draw_rivals(lines: Sequence[Line]) -> Figure:
 def draw_plastic(lines: Sequence[Line]) -> Figure:
     """ncode alone: one row per n, one panel per degradation, one line per number of patterns."""
     lines = [line for line in lines if line.model == "ncode"]
-    rows, columns, counts = (sorted({line[place] for line in lines}) for place in (1, 3, 2))
+    rows, counts = sorted({line.n for line in lines}), sorted({line.patterns for line in lines})
+    columns = sorted({line.degradation for line in lines})
     figure, panels = new_panels(len(rows), len(columns), width=3.2, height=2.7, sharey=True)
     shades = colormaps["viridis"](torch.linspace(0.85, 0.0, len(counts)).numpy())
     for row, n in enumerate(rows):
