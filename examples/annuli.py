@@ -57,7 +57,9 @@ for panel, (name, (x, ring)) in zip(panels, ends.items(), strict=True):
     panel.plot(*ring.T, color="0.4", linewidth=1, label="a circle in the ring")
     for label, colour in ((True, "#5f9ed1"), (False, "#c85200")):
         panel.scatter(*x[y == label].T, s=7, color=colour, label="ring" if label else "disc")
-    panel.set(xticks=[], yticks=[], title="data" if name == "data" else f"{name}\n{wrong[name]:.1%} of the circle wrong")
+    panel.set(
+        xticks=[], yticks=[], title="data" if name == "data" else f"{name}\n{wrong[name]:.1%} of the circle wrong"
+    )
     if name in readouts:
         (a, b), c = readouts[name].weight[0].tolist(), readouts[name].bias.item()
         through = (-c * a / (a * a + b * b), -c * b / (a * a + b * b))

@@ -15,8 +15,6 @@ import ncode
 # %%
 # The truth has dry friction and drag, and is used for the data only: 8 swings of 6 seconds, seen at 30 times.
 
-torch.manual_seed(0)
-
 
 def friction(v):
     return -0.4 * torch.tanh(4 * v) - 0.08 * v * v.abs()
@@ -30,6 +28,7 @@ def swing(missing_term):
     return f
 
 
+torch.manual_seed(0)
 times = torch.linspace(0, 6, 30)
 x0 = torch.stack([torch.linspace(0.4, 2.6, 8), torch.zeros(8)], 1)
 clean = ncode.solve(swing(friction), x0, 0.0, 6.0, save_at=times, rtol=1e-5).xs
@@ -55,18 +54,18 @@ def loss():
 optimiser.step(loss)
 
 # %%
-# Test: a swing of twice the length from another angle. The law is known only at velocities that occur in the data.
+# Test: a swing of twice the length from another angle. The law is found only at velocities that occur in the data.
 
+KNOWN, LEARNED = "known physics alone", "with the learned term"
 start, ts = torch.tensor([[2.2, 0.0]]), torch.linspace(0, 12, 300)
-fields = {"truth": swing(friction), "known physics alone": swing(torch.zeros_like), "with the learned term": hybrid}
+fields = {"truth": swing(friction), KNOWN: swing(torch.zeros_like), LEARNED: hybrid}
 swings = {name: ncode.solve(f, start, 0.0, 12.0, save_at=ts).xs[0, :, 0].detach() for name, f in fields.items()}
 error = {name: (angle - swings["truth"]).square().mean().sqrt().item() for name, angle in swings.items()}
 fastest = clean[:, :, 1].abs().max().item()
-v = torch.linspace(-1.5 * fastest, 1.5 * fastest, 200)[:, None]
-learned = network(v).detach()
-inside = v.abs() < fastest
+v = 1.5 * fastest * torch.linspace(-1, 1, 200)[:, None]
+learned, inside = network(v).detach(), v.abs() < fastest
 gap = (learned - friction(v))[inside].square().mean().sqrt().item()
-print(f"error of the angle: {error['known physics alone']:.3f} without, {error['with the learned term']:.3f} with the term")
+print(f"error of the angle: {KNOWN} {error[KNOWN]:.3f}, {LEARNED} {error[LEARNED]:.3f}")
 print(f"error of the learned friction: {gap:.3f}, of values up to {friction(v)[inside].max():.2f}")
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.3), width_ratios=[3, 2], layout="constrained")

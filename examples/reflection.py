@@ -64,6 +64,8 @@ for panel, (name, model) in zip(panels, models.items(), strict=True):
     for start, xs, colour in zip(starts, sol.xs, colours, strict=True):
         panel.plot(ts, xs[:, 0], color=colour, linewidth=2)
         panel.plot(1, -start, "o", color=colour, markersize=6, clip_on=False)
-    panel.set(title=f"{name}\nerror {errors[name]:.0e}", xlabel="time", xlim=(0, 1), ylim=(-1.3, 1.3), xticks=(0, 0.5, 1))
+    panel.set(
+        title=f"{name}\nerror {errors[name]:.0e}", xlabel="time", xlim=(0, 1), ylim=(-1.3, 1.3), xticks=(0, 0.5, 1)
+    )
 panels[0].set_ylabel("state x")
 plt.show()

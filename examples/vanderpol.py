@@ -36,14 +36,16 @@ truth = solve(true_mu, rest, dynamic=True)
 
 
 # %%
-# Both models start from mu = 0.6. The fitted interval grows in three stages: over the whole of it, an oscillation with a
-# wrong period would have many local minima.
+# Both models start from mu = 0.6. The fitted interval grows in three stages: over the whole of it, an oscillation of a
+# wrong period has many local minima.
 
 
 def fit(dynamic):
     log_mu, theta = torch.tensor(0.6).log().requires_grad_(), rest.clone().requires_grad_()
     for count in (40, 70, 100):  # of the 100 saved times in [0, FITTED]
-        optimiser = torch.optim.LBFGS([log_mu, *([] if dynamic else [theta])], max_iter=8, line_search_fn="strong_wolfe")
+        optimiser = torch.optim.LBFGS(
+            [log_mu, *([] if dynamic else [theta])], max_iter=8, line_search_fn="strong_wolfe"
+        )
 
         def loss(count=count, optimiser=optimiser):
             xs = solve(log_mu.exp(), theta, dynamic, truth.ts[0, count - 1].item(), count).xs
@@ -71,7 +73,13 @@ left.plot(truth.ts[0], truth.xs[0, :, 0], color="0.6", linewidth=5, label="truth
 for (name, (_, sol)), colour in zip(fits.items(), ("#c85200", "#006ba4"), strict=True):
     left.plot(sol.ts[0], sol.xs[0, :, 0], color=colour, label=name)
     right.plot(sol.xs[0, :, 0], sol.thetas[0, :, 0], color=colour)
-left.set(xlabel="time", ylabel="state x", title=f"learned µ = {fits['dynamic control'][0]:.3f}, true µ = {true_mu:.3f}", xlim=(0, END), ylim=(-3, 2.6))
+left.set(
+    xlabel="time",
+    ylabel="state x",
+    title=f"learned µ = {fits['dynamic control'][0]:.3f}, true µ = {true_mu:.3f}",
+    xlim=(0, END),
+    ylim=(-3, 2.6),
+)
 figure.legend(loc="outside lower center", ncols=3, frameon=False)
 right.set(xlabel="state x", ylabel="control θ", title="state and control")
 plt.show()
