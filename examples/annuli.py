@@ -1,5 +1,5 @@
 """A disc inside a ring
-======================
+====================
 
 No line separates the points of a disc from those of the ring around it, so a flow should move them until one does. The
 flow of a NODE is continuous and so is its inverse: it cannot take the disc out of the ring, however long it is trained.

@@ -1,5 +1,5 @@
 """A classifier of your own images
-================================
+===============================
 
 One block of convolutions whose kernels depend on the image, and a linear read-out: the paper's classifier, on images
 that this script draws. With the same convolutions for all images (ANODE, a NODE with additional channels) it learns

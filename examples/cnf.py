@@ -39,14 +39,14 @@ for step in range(steps):
     optimiser.param_groups[0]["lr"] = 0.02 * (1 - step / steps)
 
 # %%
-# For comparison: the exact entropy of the data, since no density has a larger likelihood on average. A circle with noise
-# of deviation s across it has about log(2 pi r) + log(s sqrt(2 pi e)).
+# For comparison: no density has a larger mean likelihood than minus the entropy of the data, which for a thin circle of
+# radius r with noise of deviation s is log(2 pi r) + log(s sqrt(2 pi e)).
 
 new, radius = circles(1000)
 with torch.no_grad():
     found = flow.log_prob(new, radius).mean().item()
 entropy = (2 * torch.pi * radius).log() + 0.5 * math.log(2 * math.pi * math.e * NOISE**2)
-print(f"log-likelihood per new point {found:.3f}, at best {-entropy.mean():.3f}")
+print(f"log-likelihood per new point {found:.3f}, at best about {-entropy.mean():.3f}")
 
 # %%
 # One row per radius: samples on their way from the Gaussian, and the density.

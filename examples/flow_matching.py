@@ -23,7 +23,7 @@ def moons(count):
 
 
 flow = ncode.flows.Flow(ncode.dynamics.MLP(2, hidden=(64, 64, 64), activation="silu", time=True))
-optimiser, steps = torch.optim.Adam(flow.parameters(), 5e-3), 2000
+optimiser, steps = torch.optim.Adam(flow.parameters(), 5e-3), 2500
 for step in range(steps):
     data, noise, t = moons(256), torch.randn(256, 2), torch.rand(256, 1)
     loss = (flow.velocity(t[:, 0], t * data + (1 - t) * noise) - (data - noise)).square().mean()

@@ -1,5 +1,5 @@
 """Known physics with a missing term
-==================================
+=================================
 
 A pendulum of which we know gravity, but not the friction. The dynamics are the known term plus a small network of the
 velocity, trained together through the solver on noisy angles. What the network learned can then be read off: it is the
@@ -29,8 +29,7 @@ def swing(missing_term):
 
 
 torch.manual_seed(0)
-times = torch.linspace(0, 6, 30)
-x0 = torch.stack([torch.linspace(0.4, 2.6, 8), torch.zeros(8)], 1)
+times, x0 = torch.linspace(0, 6, 30), torch.stack([torch.linspace(0.4, 2.6, 8), torch.zeros(8)], 1)
 clean = ncode.solve(swing(friction), x0, 0.0, 6.0, save_at=times, rtol=1e-5).xs
 angles = clean[:, :, 0] + 0.02 * torch.randn(8, 30)
 
@@ -67,17 +66,15 @@ learned, inside = network(v).detach(), v.abs() < fastest
 gap = (learned - friction(v))[inside].square().mean().sqrt().item()
 print(f"error of the angle: {KNOWN} {error[KNOWN]:.3f}, {LEARNED} {error[LEARNED]:.3f}")
 print(f"error of the learned friction: {gap:.3f}, of values up to {friction(v)[inside].max():.2f}")
-
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.3), width_ratios=[3, 2], layout="constrained")
 styles = ({"color": "0.7", "linewidth": 5}, {"color": "#c85200", "linestyle": "--"}, {"color": "#006ba4"})
 for (name, angle), style in zip(swings.items(), styles, strict=True):
     left.plot(ts, angle, label=name, **style)
-left.set(xlabel="time", ylabel="angle", title="a new swing", ylim=(-2.5, 4.2))
+left.set(xlabel="time", ylabel="angle", title="a new swing\n", ylim=(-2.5, 4.2))
 left.legend(frameon=False, fontsize="small", loc="upper right")
 right.axvspan(-fastest, fastest, color="0.93")
-right.text(0, -2.1, "velocities in the data", color="0.3", ha="center", fontsize="small")
 right.plot(v, friction(v), **styles[0], label="true friction")
 right.plot(v, learned, **styles[2], label="learned term")
-right.set(xlabel="velocity", title="the missing term", ylim=(-2.2, 2.2))
+right.set(xlabel="velocity", title="the missing term\n(grey: velocities in the data)", ylim=(-2.2, 2.2))
 right.legend(frameon=False, fontsize="small", loc="upper right")
 plt.show()

@@ -1,5 +1,5 @@
 """An associative memory of fast weights
-======================================
+=====================================
 
 Five patterns are shown once each, then half of one of them: the memory has to complete it. Patterns are new in every
 episode, so trained weights alone cannot know them. Here the coupling between two neurons grows while both are active,

@@ -1,5 +1,5 @@
 """Swing up a pendulum: optimal control by a running cost
-=======================================================
+======================================================
 
 A motor that is too weak to lift a pendulum directly has to swing it. The torque over time is a path whose values are
 sought; the solver integrates a running cost along with the state, and gradients of the cost reach the path. There are

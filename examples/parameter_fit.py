@@ -1,5 +1,5 @@
 """Fit parameters from many starts at once
-========================================
+=======================================
 
 Which parameters made these data? A fit by gradients ends in a minimum near its start, so it takes many starts. In a
 batch each sample has parameters, step sizes and gradients of its own: 150 fits need one solve per iteration, and a map

@@ -1,5 +1,5 @@
 """The reflection of a number
-=============================
+==========================
 
 A neural ODE (NODE) moves all samples in one vector field. Its trajectories cannot cross, so no training teaches it to
 map x to −x. In an N-CODE each sample has a field of its own: its weights are set by the initial value (open loop), or

@@ -1,5 +1,5 @@
 """Words of a group, from ten letters to a thousand
-=================================================
+================================================
 
 Which element of a group is a word, such as abbab? The answer depends on every letter and on their order, so a model has
 to keep a state without any loss. Here each letter turns the state, dx/dt = theta x with a learned matrix theta for as

@@ -1,5 +1,5 @@
 """Van der Pol: a control with an equation of its own
-===================================================
+==================================================
 
 An oscillation on the line turns back, and so no equation dx/dt = f(x) has it as a solution: with a constant control the
 state can only run to a fixed point. If the control follows an equation that the state drives, one number is enough, and
