@@ -63,7 +63,7 @@ for row, flow, image in zip(panels, decoded, test[:, 0], strict=False):
     for panel, shown in zip(row, [*flow, None, image], strict=True):
         panel.set_axis_off()
         if shown is not None:
-            panel.imshow(shown, cmap="cividis", vmin=0, vmax=1)
+            panel.imshow(shown.numpy(), cmap="cividis", vmin=0, vmax=1)
 for panel, title in zip(panels[0], [f"t = {t:.3g}" for t in ts] + ["", "image"], strict=True):
     panel.set_title(title, fontsize="small")
 plt.show()

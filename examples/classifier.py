@@ -65,7 +65,7 @@ for name, controller in controllers.items():
 figure = plt.figure(figsize=(7.5, 3.3), layout="constrained")
 left, right = figure.subfigures(1, 2, width_ratios=[5, 4])
 for i, panel in enumerate(left.subplots(3, 5).flat):
-    panel.imshow(test[i, 0], cmap="cividis", vmin=0, vmax=1)
+    panel.imshow(test[i, 0].numpy(), cmap="cividis", vmin=0, vmax=1)
     panel.set_title(NAMES[guess[i]], fontsize="small", color="black" if guess[i] == truth[i] else "#c85200", pad=3)
     panel.set_axis_off()
 axes = right.subplots()

@@ -61,7 +61,7 @@ for row, value in zip(rows, (0.7, 2.0), strict=True):
     for panel, t, x in zip(row, times, xs.unbind(1), strict=False):
         panel.scatter(*x.T, s=1, color="#006ba4")
         panel.set(title=f"t = {t:.2f}" if value < 1 else "", aspect="equal", xlim=(-3, 3), ylim=(-3, 3))
-    row[4].imshow(density, origin="lower", extent=(-3, 3, -3, 3), cmap="Blues")
+    row[4].imshow(density.numpy(), origin="lower", extent=(-3, 3, -3, 3), cmap="Blues")
     row[0].set_ylabel(f"radius {value}")
 rows[0, 4].set_title("density")
 plt.show()

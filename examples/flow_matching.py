@@ -50,7 +50,7 @@ with torch.no_grad():
     side = torch.linspace(-3.2, 3.2, 60)
     density = flow.log_prob(torch.cartesian_prod(side, side)).exp().reshape(60, 60).T
 for panel in panels[1:]:
-    panel.imshow(density, origin="lower", extent=(-3.2, 3.2, -3.2, 3.2), cmap="Blues")
+    panel.imshow(density.numpy(), origin="lower", extent=(-3.2, 3.2, -3.2, 3.2), cmap="Blues")
 grid = torch.cartesian_prod(side[3::6], side[3::6]).requires_grad_()
 (score,) = torch.autograd.grad(flow.log_prob(grid).sum(), grid)
 panels[2].quiver(*grid.detach().T, *torch.nn.functional.normalize(score).T, color="#c85200", scale=16)

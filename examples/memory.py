@@ -70,7 +70,7 @@ panels = left.subplots(3, 5)
 for row, title, images in zip(panels, ("stored", "query", "recalled"), (letters, query, recalled), strict=True):
     row[0].set_ylabel(title)
     for panel, image in zip(row, images, strict=True):
-        panel.imshow(image.reshape(7, 7), cmap="cividis", vmin=-1, vmax=1)
+        panel.imshow(image.reshape(7, 7).numpy(), cmap="cividis", vmin=-1, vmax=1)
         panel.set(xticks=[], yticks=[])
 axes = right.subplots()
 for (name, error), colour in zip(errors.items(), ("#006ba4", "#c85200"), strict=True):

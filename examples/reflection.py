@@ -53,7 +53,7 @@ for name, model in models.items():
 
 figure, panels = plt.subplots(1, 3, figsize=(7.5, 3), sharey=True, layout="constrained")
 ts, grid, starts = torch.linspace(0, 1, 41), torch.linspace(-1.3, 1.3, 31)[:, None], torch.linspace(-1, 1, 9)[:, None]
-colours = plt.get_cmap("cividis")((starts[:, 0] + 1) / 2.2)
+colours = plt.get_cmap("cividis")((starts[:, 0].numpy() + 1) / 2.2)
 for panel, (name, model) in zip(panels, models.items(), strict=True):
     with torch.no_grad():
         sol = model.solve(starts, save_at=ts)

@@ -21,19 +21,13 @@ rest = x0 - x0**3 / 3  # the control with which x is at rest at first
 
 
 def solve(mu, theta, dynamic, t1=END, times=200):
-    """Gradients reach mu, which both functions capture."""
-
-    def f(t, x, theta):
-        return mu * (x - x**3 / 3 - theta)
-
-    feedback = (lambda t, x, theta: x / mu) if dynamic else None
-    ts = torch.linspace(0, t1, times)
-    return ncode.solve(f, x0, 0.0, t1, theta=theta, feedback=feedback, save_at=ts, rtol=1e-4)
+    drive = (lambda t, x, theta: x / mu) if dynamic else None  # gradients reach mu, which both functions capture
+    options = {"theta": theta, "feedback": drive, "save_at": torch.linspace(0, t1, times), "rtol": 1e-4}
+    return ncode.solve(lambda t, x, theta: mu * (x - x**3 / 3 - theta), x0, 0.0, t1, **options)
 
 
 true_mu = torch.tensor(1.5)
 truth = solve(true_mu, rest, dynamic=True)
-
 
 # %%
 # Both models start from mu = 0.6. The fitted interval grows in three stages: over the whole of it, an oscillation of a
@@ -42,10 +36,9 @@ truth = solve(true_mu, rest, dynamic=True)
 
 def fit(dynamic):
     log_mu, theta = torch.tensor(0.6).log().requires_grad_(), rest.clone().requires_grad_()
+    fitted = [log_mu] if dynamic else [log_mu, theta]
     for count in (40, 70, 100):  # of the 100 saved times in [0, FITTED]
-        optimiser = torch.optim.LBFGS(
-            [log_mu, *([] if dynamic else [theta])], max_iter=8, line_search_fn="strong_wolfe"
-        )
+        optimiser = torch.optim.LBFGS(fitted, max_iter=8, line_search_fn="strong_wolfe")
 
         def loss(count=count, optimiser=optimiser):
             xs = solve(log_mu.exp(), theta, dynamic, truth.ts[0, count - 1].item(), count).xs
