@@ -43,8 +43,8 @@ def swing(values, **options):
 
 torch.manual_seed(0)
 values = torch.randn(STARTS, len(KNOTS)).requires_grad_()
-optimiser, costs = torch.optim.Adam([values], lr=0.12), []
-for _ in range(120):
+optimiser, costs = torch.optim.Adam([values], lr=0.15), []
+for _ in range(100):
     _, sol = swing(values, method="rk4", dt=0.25, gradient="autograd")
     optimiser.zero_grad()
     sol.cost.sum().backward()

@@ -2,7 +2,7 @@
 =======================================
 
 Which parameters made these data? A fit by gradients ends in a minimum near its start, so it takes many starts. In a
-batch each sample has parameters, step sizes and gradients of its own: 150 fits need one solve per iteration, and a map
+batch each sample has parameters, step sizes and gradients of its own: 100 fits need one solve per iteration, and a map
 of the loss needs one more.
 """
 
@@ -15,7 +15,7 @@ import ncode
 # Prey x and predators y: dx/dt = x (1 − a y), dy/dt = y (b x − 0.5), seen at 30 times with 5 % noise.
 
 torch.manual_seed(0)
-STARTS, TRUE = 150, torch.tensor([1.0, 0.5])
+STARTS, TRUE = 100, torch.tensor([1.0, 0.5])
 times = torch.linspace(0.5, 15, 30)
 
 
@@ -41,7 +41,7 @@ def losses(theta):
 
 logs = torch.empty(STARTS, 2).uniform_(-1.4, 1.4).requires_grad_()
 optimiser, track = torch.optim.Adam([logs], lr=0.05), [logs.detach().exp()]
-for _ in range(80):
+for _ in range(70):
     loss = losses(logs.exp())
     optimiser.zero_grad()
     loss.sum().backward()
@@ -55,10 +55,10 @@ print(f"best fit: a = {a:.3f}, b = {b:.3f}, largest relative error {error:.1%}; 
 
 # %%
 # The map of the loss is one solve with a parameter set per pixel. Many starts with a large b end in valleys of bad
-# fits, or have not left them after 80 iterations.
+# fits, or have not left them after 70 iterations.
 
-side = torch.linspace(-1.6, 1.6, 40).exp()
-grid = losses(torch.cartesian_prod(side, side)).reshape(40, 40).T
+side = torch.linspace(-1.6, 1.6, 32).exp()
+grid = losses(torch.cartesian_prod(side, side)).reshape(32, 32).T
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.6), layout="constrained")
 left.contourf(side, side, grid.log(), levels=12, cmap="Greys")
 paths = torch.stack(track).permute(2, 0, 1)

@@ -49,7 +49,7 @@ def loss():
     return value
 
 
-torch.optim.LBFGS([fit], max_iter=15, line_search_fn="strong_wolfe").step(loss)
+torch.optim.LBFGS([fit], max_iter=12, line_search_fn="strong_wolfe").step(loss)
 error = (fit.exp() - 1).abs().max().item()
 print(f"largest relative error of the rates: before {(start.exp() - 1).abs().max():.2f}, fitted {error:.1e}")
 
