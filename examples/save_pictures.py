@@ -25,9 +25,11 @@ def gallery() -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("names", nargs="*", choices=[*gallery(), []], metavar="NAME", help="Default: all of them.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="scripts of the gallery; default: all of them")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the pictures")
     args = parser.parse_args()
+    if unknown := set(args.names) - set(gallery()):
+        parser.error(f"not in the gallery: {', '.join(sorted(unknown))}; there are {', '.join(gallery())}")
     args.out.mkdir(parents=True, exist_ok=True)
     plt.switch_backend("agg")
     for name in args.names or gallery():
