@@ -59,5 +59,5 @@ left.set(xlim=(0, 4), ylim=(0, 2), xlabel="time", ylabel="height", title="five b
 right.semilogy(errors[:, :200].clamp_min(1e-17), color="#006ba4", linewidth=0.3, alpha=0.4)
 right.semilogy(errors.amax(1), "o-", color="black", markersize=4, label="largest of all balls")
 right.set(xlabel="iteration", title="error of the restitution")
-right.legend(frameon=False, loc="upper right")
+right.legend(frameon=False, loc="lower left")
 plt.show()

@@ -64,7 +64,8 @@ for name, (model, parameters, lr) in models.items():
     print(f"{name}: right after 10 letters {right[name][9]:.0%}, after 901 to 1000 {right[name][900:].mean():.1%}")
 
 # %%
-# Training found 60 places on the sphere. They blur, since learned angles are not exact: still longer words would fail.
+# Training found 60 places on the sphere. They blur, since learned angles are not exact. So a few answers are wrong, and
+# in much longer words more would be.
 
 figure, (left, ball) = plt.subplots(1, 2, figsize=(7.5, 3.3), width_ratios=[3, 2], layout="constrained")
 for (name, share), colour in zip(right.items(), ("#006ba4", "#c85200"), strict=True):

@@ -37,7 +37,7 @@ CLAIMS: dict[str, Callable[[dict], bool]] = {
     "reflection": lambda it: it["errors"].pop("NODE") > 0.3 and max(it["errors"].values()) < 5e-3,
     "solver_options": lambda it: [status.name for status in it["sol"].status] == ["OK", "OK", "MAX_STEPS"],
     "state_tracking": lambda it: bool(it["right"]["exact flow"][-100:].mean() > 0.8 > 5 * it["right"]["GRU"][-1]),
-    "stiff_chemistry": lambda it: it["error"] < 1e-2 and "stiff" in it["explicit"].status[0].sentence,
+    "stiff_chemistry": lambda it: it["error"] < 5e-2 and "stiff" in it["explicit"].status[0].sentence,
     "vanderpol": lambda it: it["ahead"]["dynamic control"] < 1e-3 < 1 < it["ahead"]["constant control"],
 }
 
