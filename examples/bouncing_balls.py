@@ -55,9 +55,8 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), width_ratios=[3, 
 for path, bounces, colour in zip(few(times), few.events[0].ts, ("#006ba4", "#c85200", "0.5"), strict=True):
     left.plot(times, path[:, 0], color=colour)
     left.plot(bounces, 0 * bounces, "o", color=colour, clip_on=False)
-left.set(xlim=(0, 4), ylim=(0, 2), xlabel="time", ylabel="height", title="five bounces each")
+left.set(xlim=(0, 4), ylim=(0, 2), xlabel="time", ylabel="height", title="five bounces each\n")
 right.semilogy(errors[:, :200].clamp_min(1e-17), color="#006ba4", linewidth=0.3, alpha=0.4)
-right.semilogy(errors.amax(1), "o-", color="black", markersize=4, label="largest of all balls")
-right.set(xlabel="iteration", title="error of the restitution")
-right.legend(frameon=False, loc="lower left")
+right.semilogy(errors.amax(1), "o-", color="black", markersize=4)
+right.set(xlabel="iteration", title="error of the restitution\n(black: largest of all balls)")
 plt.show()
