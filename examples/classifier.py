@@ -60,9 +60,9 @@ for name, controller in controllers.items():
     )
 
 # %%
-# Left: new images, with what N-CODE takes them for. It has more parameters, most of them in gamma, the network that sets
-# the kernels. Its learning rate was chosen among a few on such images, that of ANODE was not: with a rate twice as large
-# N-CODE was seen to end far below ANODE. One seed is no comparison of models.
+# Left: new images, with what N-CODE takes them for. It has more parameters, most of them in gamma, the network that
+# sets the kernels. Its learning rate was chosen among a few on such images, that of ANODE was not: with a rate twice as
+# large N-CODE was seen to end far below ANODE. One seed is no comparison of models.
 
 figure = plt.figure(figsize=(7.5, 3.3), layout="constrained")
 left, right = figure.subfigures(1, 2, width_ratios=[5, 4])
