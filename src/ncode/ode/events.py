@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -88,6 +88,17 @@ def check_events(events: Any) -> tuple[Event, ...]:
     return tuple(given)
 
 
+class Bracket(NamedTuple):
+    """Two points between which functions change their sign, a third point, and the values there; each (batch,)."""
+
+    a: Tensor
+    at_a: Tensor
+    b: Tensor
+    at_b: Tensor
+    c: Tensor
+    at_c: Tensor
+
+
 class EventWatch:
     """Watches one solve for the first event of each sample, and ends the sample's interval there."""
 
@@ -95,7 +106,8 @@ class EventWatch:
         batch, device = problem.batch, problem.t0.device
         self.events, self.system = events, problem.system
         self.directions = torch.tensor([event.direction for event in events], device=device)
-        self.signs = torch.zeros(batch, len(events), device=device)
+        self.signs = torch.zeros(batch, len(events), device=device)  # just after the last accepted step
+        self.last = torch.zeros(batch, len(events), dtype=problem.system.dtype, device=device)  # values there
         self.fired = torch.zeros(batch, len(events), dtype=torch.bool, device=device)
         self.ends = torch.zeros_like(problem.t0)
         # The length of the solve before, for events that ended it: the scale of the rounding of their times.
@@ -138,6 +150,7 @@ class EventWatch:
         sizes = sizes + rates.abs() * self.since.to(sizes.dtype)
         rounding = 64 * torch.finfo(values.dtype).eps * sizes
         self.signs = torch.where(values.abs() > rounding, values.sign(), (rates * forward).sign())
+        self.last = values
 
     def review(
         self, attempt: Attempt, before: LoopState, inputs: AttemptInputs, result: AttemptResult, rows: Tensor | None
@@ -146,14 +159,13 @@ class EventWatch:
         every = slice(None) if rows is None else rows
         t, h, t1 = result.t, result.h, inputs.t1
         watched = (h != 0) & ~self.fired[every].any(1)
-        sigma, signs = self._search(inputs.theta, result, self.signs[every], watched)
-        first = sigma.amin(1)
+        if not bool(watched.any()):
+            return result, t1
+        first, together = self._search(inputs.theta, result, every, watched)
         hit = first.isfinite()
-        self.signs[every] = torch.where((watched & ~hit)[:, None], signs, self.signs[every])
         if not bool(hit.any()):
             return result, t1
         end = torch.where(hit, t + torch.where(hit, first, 0.0) * h, t1)
-        together = sigma <= (first + 8 * torch.finfo(first.dtype).eps)[:, None]
         self.fired[every] |= together & hit[:, None]
         self.ends[every] = torch.where(hit, end, self.ends[every])
         back = before._replace(
@@ -167,28 +179,32 @@ class EventWatch:
         return result._replace(state=state, counts=counts, **stayed), end
 
     def _search(
-        self, theta: Sequence[Tensor], result: AttemptResult, signs: Tensor, watched: Tensor
+        self, theta: Sequence[Tensor], result: AttemptResult, every: Any, watched: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Where in their steps samples meet each event first (inf: nowhere), and the signs at the end."""
+        """Where in their steps samples meet their first event (inf: nowhere), and which events happen there."""
         half = torch.full_like(result.t, 0.5)
         middle = self.values(*self._dense_at(half, theta, result), theta)
         end = self.values(self.system.clock(theta, result.t + result.h), result.state.z, theta)
-        low, at_low, at_high = (torch.zeros_like(signs) for _ in range(3))
-        found, last = torch.zeros_like(signs, dtype=torch.bool), torch.zeros_like(signs)
-        for before, value in ((0.0, middle), (0.5, end)):
-            sign = value.sign()
-            crossed = (sign != signs) & (signs != 0) & ~sign.isnan() & watched[:, None]
-            new = crossed & ((self.directions == 0) | (signs == -self.directions)) & ~found
-            low = torch.where(new, before, low)
-            at_low, at_high = torch.where(new, last, at_low), torch.where(new, value, at_high)
-            after = torch.where(sign == 0, torch.where(crossed, -signs, signs), sign)
-            signs, found, last = torch.where(sign.isnan(), signs, after), found | new, value
-        roots = torch.full_like(low, torch.inf, dtype=result.t.dtype)
+        signs, last = self.signs[every], self.last[every]
+        in_first, after = self._crossed(signs, middle)
+        in_second, after = self._crossed(after, end)
+        in_first, in_second = in_first & watched[:, None], in_second & watched[:, None]
+        found = in_first | in_second
+        places = torch.full_like(found, torch.inf, dtype=result.t.dtype)
         for i in found.any(0).nonzero().flatten().tolist():
-            roots[:, i] = self._locate(
-                self.events[i], theta, result, found[:, i], low[:, i], at_low[:, i], at_high[:, i]
-            )
-        return roots, signs
+            values = last[:, i], middle[:, i], end[:, i]
+            places[:, i] = self._locate(self.events[i], theta, result, found[:, i], in_first[:, i], *values)
+        first = places.amin(1)
+        moved = (watched & ~found.any(1))[:, None]
+        self.signs[every], self.last[every] = torch.where(moved, after, signs), torch.where(moved, end, last)
+        return first, places <= (first + 8 * torch.finfo(first.dtype).eps)[:, None]
+
+    def _crossed(self, signs: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Which signs change to those of these values, in the directions of the events, and the signs after."""
+        new = values.sign()
+        same = (new == signs) | (signs == 0) | new.isnan()
+        after = torch.where(new.isnan(), signs, torch.where(new != 0, new, torch.where(same, signs, -signs)))
+        return ~same & ((self.directions == 0) | (signs == -self.directions)), after
 
     def _dense_at(self, sigma: Tensor, theta: Sequence[Tensor], result: AttemptResult) -> tuple[Tensor, State]:
         """The time of the clock and the state at a point of each step."""
@@ -202,22 +218,24 @@ class EventWatch:
         theta: Sequence[Tensor],
         result: AttemptResult,
         found: Tensor,
-        low: Tensor,
-        at_low: Tensor,
-        at_high: Tensor,
+        in_first: Tensor,
+        *values: Tensor,
     ) -> Tensor:
-        """Where in their steps the samples in `found` meet one event, inf for others; it is in the half from `low`."""
+        """Where in their steps the samples in `found` meet one event, inf for others; it is in one of the halves.
+
+        The values are those at the start of the step, in its middle and at its end.
+        """
         root = torch.full_like(result.t, torch.inf)
         rows = torch.arange(len(root), device=root.device) if self.holds_samples else found.nonzero()[:, 0]
         steps = result._replace(slopes=(), state=None, counts=None)
-        theta, steps, low, at_low, at_high = map_tensors(
-            lambda leaf: leaf.index_select(0, rows), (tuple(theta), steps, low.to(root.dtype), at_low, at_high)
+        theta, steps, in_first, values = map_tensors(
+            lambda leaf: leaf.index_select(0, rows), (tuple(theta), steps, in_first, values)
         )
 
         def value(sigma: Tensor) -> Tensor:
             return self.value(event, *self._dense_at(sigma, theta, steps), theta)
 
-        place = find_root(value, low, low + 0.5, at_low, at_high)
+        place = find_root(value, _bracket(in_first, *values))
         return torch.where(found, root.index_copy(0, rows, place), torch.inf)
 
     def shorten(self, problem: Problem) -> Problem:
@@ -266,32 +284,50 @@ def _along(value: Tensor, at: Sequence[Tensor], slopes: Sequence[Tensor]) -> tup
     return rate, size
 
 
-def find_root(
-    function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, at_low: Tensor, at_high: Tensor
-) -> Tensor:
-    """Where a function changes its sign between low and high, elementwise, to 1e-12 (Chandrupatla, 1997).
+def _bracket(in_first: Tensor, start: Tensor, middle: Tensor, end: Tensor) -> Bracket:
+    """The half of a step in which the value changes its sign; the third point is the other end."""
+    high, low = torch.where(in_first, middle, end), torch.where(in_first, start, middle)
+    # After a reset the value at the start is 0 up to rounding: it counts as having the other sign.
+    low = torch.where(low.sign() == -high.sign(), low, -torch.finfo(high.dtype).eps * high)
+    half = torch.where(in_first, 0.5, 1.0).to(torch.float64)
+    return Bracket(
+        half, high, half - 0.5, low, torch.where(in_first, 1.0, 0.0).to(half), torch.where(in_first, end, start)
+    )
 
-    The value at `low` counts as having the opposite sign of that at `high`, even if it is 0.
+
+def find_root(function: Callable[[Tensor], Tensor], bracket: Bracket) -> Tensor:
+    """Where a function changes its sign in a bracket, elementwise, to 1e-12.
+
+    Each guess is the root of the parabola through the last three points (Muller, 1956), which lies in the bracket since
+    the signs at its ends differ; the middle instead where guesses do not come closer fast enough (Brent, 1973).
     """
-    within = max(1e-12, 4 * torch.finfo(low.dtype).eps)
-    a, fa, b = high, at_high, low
-    fb = torch.where(at_low.sign() == -fa.sign(), at_low, -fa)
-    move, best, done = torch.full_like(a, 0.5), high, at_high == 0
+    a, fa, b, fb, c, fc = bracket
+    within = max(1e-12, 4 * torch.finfo(a.dtype).eps)
+    best, done = a, fa == 0
+    last = before = (b - a).abs()  # lengths of the last two steps
     for _ in range(100):
-        x = a + move * (b - a)
+        width = b - a
+        least = (within / width.abs().clamp_min(within)).clamp_max(0.5)
+        move = _parabola_root(fa, fb, fc, (c - a) / width)
+        slow = ~((move * width).abs() < 0.5 * before)  # true for nan
+        move = torch.where(slow, 0.5, torch.minimum(torch.maximum(move, least), 1 - least))
+        x = a + move * width
+        before, last = last, (move * width).abs()
         fx = function(x).to(fa.dtype)
         same = fx.sign() == fa.sign()
         c, fc = torch.where(same, a, b), torch.where(same, fa, fb)
         b, fb = torch.where(same, b, a), torch.where(same, fb, fa)
         a, fa = x, fx
         best = torch.where(done, best, torch.where(fa.abs() < fb.abs(), a, b))
-        least = within / (b - a).abs().clamp_min(within)
-        done = done | (least > 0.5) | (fa == 0) | ~fa.isfinite()
+        done = done | ((b - a).abs() < 2 * within) | (fa == 0) | ~fa.isfinite()
         if bool(done.all()):
             break
-        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
-        inverse_quadratic = (phi * phi < xi) & ((1 - phi) ** 2 < 1 - xi)
-        step = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
-        move = torch.where(inverse_quadratic & step.isfinite(), step, 0.5)
-        move = torch.minimum(torch.maximum(move, least.clamp_max(0.5)), 1 - least.clamp_max(0.5))
     return best
+
+
+def _parabola_root(fa: Tensor, fb: Tensor, fc: Tensor, c: Tensor) -> Tensor:
+    """The root between 0 and 1 of the parabola with values fa at 0, fb at 1, of the opposite sign, and fc at c."""
+    rise = fb - fa
+    bend = ((fc - fa) / c - rise) / (c - 1)
+    fall = bend - rise  # minus the slope at 0: it has the sign of fa, as has the denominator
+    return 2 * fa / (fall + torch.copysign((fall * fall - 4 * bend * fa).sqrt(), fa))
