@@ -91,7 +91,7 @@ class _Chain:
         """Solve to the next jump, event or t1 of each sample."""
         target, is_end = self._target()
         part = self._part(target)
-        watch = self.watch = EventWatch(self.events, part, self.watch) if self.events else None
+        watch = self.watch = EventWatch(self.events, part, self.active, self.watch) if self.events else None
         solved = solve_problem(part, watch)
         self.stats.append(solved.stats)
         active, ok = self.active, solved.codes == Status.OK
@@ -187,7 +187,7 @@ class _Chain:
         shift, moves = watch.correct(part, seen, mask)
         self.corrections = self.corrections + mask.int()
         t0 = self.problem.t0
-        tau = torch.where(mask, self.tau.detach() + watch.ends + shift - (t0 - t0.detach()), tau)
+        tau = torch.where(mask, self.tau + watch.ends + shift, tau)
         self._save_between(mask, self.tau.detach() + watch.ends, tau.detach(), z)
         z = where(mask, tuple(a + b for a, b in zip(seen, moves, strict=True)), z)
         at_event, z_before = z, z

@@ -102,7 +102,10 @@ class Bracket(NamedTuple):
 class EventWatch:
     """Watches one solve for the first event of each sample, and ends the sample's interval there."""
 
-    def __init__(self, events: Sequence[Event], problem: Problem, before: EventWatch | None = None):
+    def __init__(
+        self, events: Sequence[Event], problem: Problem, active: Tensor, before: EventWatch | None = None
+    ):
+        self.active = active  # samples that have not ended before
         batch, device = problem.batch, problem.t0.device
         self.events, self.system = events, problem.system
         self.directions = torch.tensor([event.direction for event in events], device=device)
@@ -239,19 +242,21 @@ class EventWatch:
         return torch.where(found, root.index_copy(0, rows, place), torch.inf)
 
     def shorten(self, problem: Problem) -> Problem:
-        """The problem that ends at the events. They are constants there, although t0 may move."""
-        hit, t0 = self.fired.any(1), problem.t0
-        span = torch.where(hit, self.ends - (t0 - t0.detach()), problem.span)
-        ts = problem.ts
+        """The problem that ends at the events, at constant distances from t0: `correct` adds their derivatives."""
+        hit, ts = self.fired.any(1), problem.ts
+        # Where all samples end at events, no span has a gradient, which would cost time in backward.
+        everyone = bool((hit | ~self.active).all())
+        span = self.ends if everyone else torch.where(hit, self.ends, problem.span)
         if ts is not None:
             beyond = hit[:, None] & (ts.detach().abs() > self.ends.abs()[:, None])
             ts = torch.where(beyond, torch.nan, ts)
-        return replace(problem, span=span, t1=torch.where(hit, t0.detach() + self.ends, problem.t1), ts=ts)
+        t1 = torch.where(hit, problem.t0.detach() + self.ends, problem.t1)
+        return replace(problem, span=span, t1=t1, ts=ts)
 
     def correct(self, problem: Problem, z: State, mask: Tensor) -> tuple[Tensor, State]:
         """The Newton step to the event, for samples in the mask: what to add to the time and to the state."""
         system, theta = self.system, problem.theta
-        t = system.clock(theta, problem.span).detach()
+        t = system.clock(theta, problem.span)
         fixed = tuple(leaf.detach() for leaf in z)
         with torch.no_grad():
             slope = system.bind(theta)(t, fixed)

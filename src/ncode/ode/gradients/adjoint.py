@@ -183,14 +183,15 @@ class AdjointPullback(Pullback):
         constants = (*(leaf.detach() for leaf in problem.theta), c)
 
         step = options.make_step(system, estimate=options.dt is None, slopes=True)
-        shifted = problem.system.shifted
+        moves_t0 = problem.system.shifted and bool(needed.theta[-1])
+        needs_span, needs_ts = bool(needed.span) or moves_t0, bool(needed.ts) or moves_t0
         wanted = [*needed.theta[: len(problem.control)], *[False] * problem.system.time_constants]
         quadrature = Quadrature(system, step, constants[:-1], wanted, captures)
         fixed, counted = options.dt is not None, problem.t0.is_cuda
         attempt = Attempt(step, options.rule, fixed, options.shared_step, counted, limits=options.limits)
-        spent = torch.ones_like(ends.status) + moves.int() * bool(needed.span)  # the check is one evaluation
-        grad_span = self._time_gradient(system, t, z, a, constants) if needed.span else None
-        grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None and needed.ts else None
+        spent = torch.ones_like(ends.status) + moves.int() * needs_span  # the check is one evaluation
+        grad_span = self._time_gradient(system, t, z, a, constants) if needs_span else None
+        grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None and needs_ts else None
         saved_times = problem.ts.detach().unbind(1) if problem.ts is not None else ()
         for column, time in reversed(list(enumerate(saved_times))):
             passed = ends.kept & (time.abs() <= ends.t.abs())  # false for nan
@@ -208,7 +209,7 @@ class AdjointPullback(Pullback):
         t = torch.where(self._idle((*a, c)), t0, t)
         z, a, evaluations = self._solve_back(attempt, quadrature, t, t0, z, a, constants)
         spent, theta = spent + evaluations, list(quadrature.theta)
-        if shifted and needed.theta[-1] and grad_span is not None:
+        if moves_t0 and grad_span is not None:
             # t0 as a constant: all of its gradient, -a dz/dt at t0, less what reaches it through the other times.
             spent = spent + moves.int()
             theta[-1] = grad_span - self._time_gradient(system, t0, z, a, constants)
