@@ -85,7 +85,8 @@ def measure(balls: int, turns: int, seed: int, device: str) -> dict[str, Any]:
         return x
 
     runs = {"events": events, "told": told}
-    seconds = {name: [_seconds(run, inputs, device) for _ in range(turns + 1)][1:] for name, run in runs.items()}
+    rounds = [{name: _seconds(run, inputs, device) for name, run in runs.items()} for _ in range(turns + 1)]
+    seconds = {name: [it[name] for it in rounds[1:]] for name in runs}
     best = {name: {part: min(it[part] for it in times) for part in times[0]} for name, times in seconds.items()}
     found = events()
     weights = torch.linspace(0.5, 2, BOUNCES, dtype=torch.float64, device=device)
