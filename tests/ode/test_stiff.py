@@ -1,5 +1,6 @@
 """Solves with methods for stiff problems."""
 
+import contextlib
 from functools import cache
 
 import numpy as np
@@ -487,3 +488,25 @@ def test_a_compiled_solve_equals_the_eager_one():
         found.append((sol.x.detach(), torch.autograd.grad(sol.x[:, 2].sum(), leaf)[0], sol.stats.nfe))
     np.testing.assert_array_equal(found[0][2], found[1][2])
     close(found[0][:2], found[1][:2], rtol=1e-8)
+
+
+def test_the_adjoint_of_a_stiff_problem_says_why_it_cannot_be_solved_back():
+    rates = spread_rates(2).requires_grad_()
+    loss = final_product(rates, method="rodas5p", rtol=1e-6, atol=1e-10, gradient="adjoint").sum()
+    with pytest.raises(SolveError, match='grows as fast backward; use gradient="discrete"'):
+        loss.backward()
+
+
+@pytest.mark.parametrize("save_at", [None, [0.25, 0.5, 0.75]])
+def test_an_adjoint_that_loses_its_state_on_the_way_back_warns(save_at):
+    """Errors of 1e-3 grow by exp(20), unless the state starts anew from saved times."""
+
+    def decay(t, x, theta):
+        return -theta * (x - torch.cos(t)[:, None])
+
+    rate = torch.tensor([[20.0], [0.1]], dtype=DOUBLE, requires_grad=True)
+    x0 = torch.ones(2, 1, dtype=DOUBLE)
+    sol = ncode.solve(decay, x0, 0.0, 1.0, theta=rate, gradient="adjoint", save_at=save_at)
+    lost = pytest.warns(UserWarning, match=r"1 of 2 samples \(the first is 0\) may be wrong")
+    with lost if save_at is None else contextlib.nullcontext():
+        sol.x.sum().backward()

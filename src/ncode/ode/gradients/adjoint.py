@@ -15,6 +15,7 @@ only up to the tolerance, and unreliable where the flow contracts strongly (its 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -105,6 +106,9 @@ def pull(
         return [None] * len(inputs)
     outs, cots = zip(*linked, strict=True)
     return torch.autograd.grad(outs, inputs, cots, create_graph=graph, allow_unused=True)
+
+
+_GROWS = "what decays forward in time (fast, if the problem is stiff) grows as fast backward"
 
 
 class Quadrature:
@@ -199,6 +203,7 @@ class AdjointPullback(Pullback):
             t = torch.where(self._idle((*a, c)), target, t)
             z, a, evaluations = self._solve_back(attempt, quadrature, t, target, z, a, constants)
             spent, t = spent + evaluations, target
+            self._check_return(passed & ends.replayed, z, [values[:, column] for values in self.saved])
             jump = _masked(passed, a, [None if grad is None else grad[:, column] for grad in grads.saved])
             z = list(where(passed & ends.replayed, [values[:, column] for values in self.saved], z))
             if grad_ts is not None:
@@ -208,6 +213,7 @@ class AdjointPullback(Pullback):
             a = [leaf + more for leaf, more in zip(a, jump, strict=True)]
         t = torch.where(self._idle((*a, c)), t0, t)
         z, a, evaluations = self._solve_back(attempt, quadrature, t, t0, z, a, constants)
+        self._check_return(moves, z, problem.z0)
         spent, theta = spent + evaluations, list(quadrature.theta)
         if moves_t0 and grad_span is not None:
             # t0 as a constant: all of its gradient, -a dz/dt at t0, less what reaches it through the other times.
@@ -230,6 +236,25 @@ class AdjointPullback(Pullback):
             slope = self.problem.system.bind(theta)(self.problem.system.clock(theta, t), z)
         if bool(deviates(slope, self.captures.slope, z, self.problem.span.detach())):
             raise InputError(OTHER_FUNCTION)
+
+    def _check_return(self, mask: Tensor, z: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+        """Warn of states, solved back to a time, that are far from those of the forward pass at that time."""
+        tolerance = self.problem.loop_tolerance
+        if tolerance is None:  # with a fixed step size, nobody asked for an accuracy
+            return
+        sizes = [torch.maximum(a.detach().abs(), b.abs()) for a, b in zip(expected, self.z1, strict=False)]
+        lost = torch.zeros_like(mask)
+        for leaf, value, size, limit in zip(z, expected, sizes, tolerance.scales(sizes), strict=False):
+            error, limit, size = (it[:, None].flatten(1) for it in ((leaf - value.detach()).abs(), 1000 * limit, size))
+            lost = lost | ((error > limit) & (error > 0.01 * size.amax(1, keepdim=True))).any(1)
+        lost = (lost & mask).nonzero().flatten().tolist()
+        if lost:
+            warnings.warn(
+                f"the adjoint gradient of {len(lost)} of {len(mask)} samples (the first is {lost[0]}) may be wrong:"
+                f" solved backward in time, the state is over 1 % off where it came from, since {_GROWS}. Use"
+                ' gradient="discrete", a tighter rtol, or save_at: the state starts anew from saved times',
+                stacklevel=2,
+            )
 
     def _solve_back(
         self,
@@ -268,7 +293,7 @@ class AdjointPullback(Pullback):
                 [Status(code) for code in end.status[failed].tolist()],
                 None,
                 self.problem.batch,
-                'in the adjoint solve, backward in time; use gradient="discrete"',
+                f'in the adjoint solve, backward in time, in which {_GROWS}; use gradient="discrete"',
             )
         points = step.quadrature_points if quadrature.calls else 0
         made = start.nfe + (end.accepted + end.rejected) * step.evaluations + end.accepted * points
