@@ -155,6 +155,24 @@ def test_episodes_that_cannot_be_drawn_get_a_sentence(changes, sentence):
         episodes(2, **changes, generator=0)
 
 
+@pytest.mark.slow
+def test_a_stiff_oscillation_agrees_with_scipy_across_its_jump():
+    integrate, mu = pytest.importorskip("scipy.integrate"), 1000.0
+    ts = torch.linspace(0, 1000, 101, dtype=torch.float64)
+
+    def field(t, x):
+        return [x[1], mu * (1 - x[0] ** 2) * x[1] - x[0]]
+
+    def jacobian(t, x):
+        return [[0.0, 1.0], [-2 * mu * x[0] * x[1] - 1, mu * (1 - x[0] ** 2)]]
+
+    options = {"method": "Radau", "jac": jacobian, "t_eval": ts.numpy(), "rtol": 1e-9, "atol": 1e-12}
+    expected = torch.as_tensor(integrate.solve_ivp(field, (0.0, 1000.0), [2.0, 0.0], **options).y[0])
+    found = oscillation(ts, mu=mu, dtype=torch.float64).x[:, 0]
+    assert float(found[-1]) < -1.5  # it has jumped
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
 def test_without_damping_an_oscillation_is_a_cosine():
     t, x = oscillation(torch.linspace(0, 10, 51), mu=0.0, x0=(1.5, 0.0), dtype=torch.float64)
     torch.testing.assert_close(x, torch.stack([1.5 * t.cos(), -1.5 * t.sin()], 1), rtol=0, atol=1e-9)

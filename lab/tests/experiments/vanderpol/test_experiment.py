@@ -89,6 +89,33 @@ def test_mu_is_found_and_the_oscillation_goes_on_as_it_should():
     assert found["ahead"] < 0.05
 
 
+@pytest.mark.slow
+def test_a_stiff_model_with_the_true_mu_is_the_oscillator_in_double_precision():
+    ts = torch.linspace(0, 1000, 51, dtype=torch.float64)
+    seen = oscillation(ts, mu=1000.0, x0=(2.0, 0.0), dtype=torch.float64)
+    with torch.no_grad():
+        sol = Oscillator("dynamic", 1000.0, stiff=True).solve(ts, rtol=1e-6, atol=1e-8)
+    assert sol.xs.dtype == torch.float64
+    assert int(sol.stats.steps) < 1000
+    torch.testing.assert_close(sol.xs[0, :, 0], seen.x[:, 0], atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_stiff_mu_is_nearly_found_before_the_fitted_time_reaches_a_jump(monkeypatch):
+    monkeypatch.setattr(VanDerPol, "fitted_time", lambda self, mu: 100.0)  # a quarter of 1.6 mu
+    task = FitOscillation(VanDerPol(steps=60), Trial("dynamic", "mu=250", 1, {"mu": 250.0}))
+    start = float(task.model.mu.detach())
+    assert 125.0 <= start <= 500.0
+    assert task.batch(0, torch.Generator())["t"].dtype == torch.float64
+    train(task)
+    assert abs(float(task.model.mu.detach()) - 250.0) < 0.1 * abs(start - 250.0)
+
+
+def test_the_fitted_time_of_a_relaxation_oscillation_grows_with_mu():
+    form = VanDerPol(fitted=12.0)
+    assert [form.fitted_time(mu) for mu in (0.5, 5.0, 50.0, 1000.0)] == [12.0, 12.0, 120.0, 2400.0]
+
+
 def test_mu_of_both_equations_is_one_parameter():
     assert sum(each.numel() for each in Oscillator("dynamic", 1.0).parameters()) == 1
     assert sum(each.numel() for each in Oscillator("constant", 1.0).parameters()) == 2

@@ -30,6 +30,15 @@ RTOL = 1e-3
 GUESS = (0.5, 2.0)  # bounds of the random value that mu starts from
 GROWING = 0.6  # fraction of training in which the fitted time grows
 FIRST = 0.25  # fraction of that time that is fitted at first
+RELAXED = 5.0  # beyond it a period is about 1.6 mu, and the fitted time grows with mu
+STIFF = 10.0  # beyond it: a method for stiff problems, double precision, and the values that follow
+
+# A stiff oscillation jumps. Where one of two has jumped and the other has not, their distance says nothing about mu: mu
+# has to be nearly right before the fitted time reaches the first jump.
+STIFF_GUESS = (0.5, 2.0)  # times mu
+STIFF_FIRST = 0.15  # ends before the first jump of an oscillation with half of mu
+STIFF_SETTLING, STIFF_GROWN = 0.6, 0.95  # fractions of training after which the fitted time begins and ends to grow
+STIFF_DECAY = 0.003  # by which the learning rate falls until then
 
 
 @dataclass(frozen=True)
@@ -43,6 +52,9 @@ class VanDerPol(Experiment):
     "constant" has the first equation with a constant theta, and learns mu and theta; "dynamic" has both, and learns mu.
     mu starts at a random value. The fitted time grows in the first part of training: over the whole of it, an
     oscillation with a wrong period has many local minima. What follows the fitted time is held out.
+
+    Beyond mu = 5 a period takes about 1.6 mu, so the fitted time grows with mu. Beyond mu = 10 mu starts between half
+    and twice its value.
     """
 
     name = "vanderpol"
@@ -70,9 +82,9 @@ class VanDerPol(Experiment):
     models: tuple[Model, ...] = MODELS
     """Models to train."""
     mus: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
-    """Regimes: mu of each oscillation. From about 5 on they are stiff."""
+    """Regimes: mu of each oscillation, up to 1000. Those beyond 10 are solved by a method for stiff problems."""
     fitted: float = 12.0
-    """Length of the fitted part of a trajectory. The held-out part after it is as long again."""
+    """Length of the fitted part of a trajectory, times mu / 5 beyond mu = 5. The held-out part is as long again."""
     points: int = 60
     """Times per training step at which the trajectories are compared."""
     steps: int = 200
@@ -87,6 +99,10 @@ class VanDerPol(Experiment):
             raise InputError("mus must hold at least one regime, such as 5.0")
         if len(set(self.mus)) < len(self.mus):
             raise InputError(f"mus must be named once each; given {', '.join(map(str, self.mus))}")
+
+    def fitted_time(self, mu: float) -> float:
+        """Length of the fitted part of a regime's trajectory."""
+        return self.fitted * max(1.0, mu / RELAXED)
 
     def trials(self, seeds: Sequence[int]) -> list[Trial]:
         return [
@@ -115,7 +131,7 @@ class VanDerPol(Experiment):
             mu, model = done.trial.about["mu"], done.trial.model
             fits = regimes.setdefault(mu, {})
             if model not in fits:
-                fits[model] = Fit(**done.load("fit"), seen=self.fitted, mu=done.result.metrics["mu"])
+                fits[model] = Fit(**done.load("fit"), seen=self.fitted_time(mu), mu=done.result.metrics["mu"])
             if model == "dynamic" and "train mu" in done.result.curves:
                 learning.setdefault(mu, []).append(done.result.curves)
         pictures = [Picture("oscillations", draw_vanderpol(regimes), _OSCILLATIONS)] if regimes else []
@@ -158,16 +174,22 @@ class Lienard(Dynamics):
 
 
 class Oscillator(nn.Module):
-    """Lienard's equation with a constant or a dynamic control, started at rest."""
+    """Lienard's equation with a constant or a dynamic control, started at rest.
 
-    def __init__(self, model: str, mu: float):
+    If `stiff`, it is solved by an implicit method in double precision: the two terms of dx/dt nearly cancel.
+    """
+
+    def __init__(self, model: str, mu: float, stiff: bool = False):
         super().__init__()
-        self.model, self.dynamic, field = model, model == "dynamic", Lienard(mu)
+        self.model, self.dynamic, self.stiff, field = model, model == "dynamic", stiff, Lienard(mu)
         controller = ClosedLoop(field.drive, initial="zero") if self.dynamic else Static()
-        self.block = NCODE(field, controller, rtol=RTOL, atol=1e-3 * RTOL)
+        method = "rodas5p" if stiff else "dopri5"
+        self.block = NCODE(field, controller, method=method, rtol=RTOL, atol=1e-3 * RTOL)
+        if stiff:
+            self.double()
 
     def config(self) -> dict[str, Any]:
-        return {"model": self.model, "mu": float(self.mu.detach())}
+        return {"model": self.model, "mu": float(self.mu.detach()), "stiff": self.stiff}
 
     @property
     def mu(self) -> Tensor:
@@ -195,15 +217,20 @@ class FitOscillation(Task):
 
     def __init__(self, settings: VanDerPol, trial: Trial):
         self.settings, self.steps, self.lr = settings, settings.steps, settings.lr
-        low, high = (math.log(bound) for bound in GUESS)
+        mu = trial.about["mu"]
+        self.stiff = mu > STIFF
+        self.first, guess = (STIFF_FIRST, [mu * it for it in STIFF_GUESS]) if self.stiff else (FIRST, GUESS)
+        self.growing = (STIFF_SETTLING, STIFF_GROWN) if self.stiff else (0.0, GROWING)
+        low, high = (math.log(bound) for bound in guess)
         share = float(torch.rand((), generator=stream(trial.seed, "vanderpol", "guess")))
         torch.manual_seed(trial.seed)
-        self.model = Oscillator(trial.model, math.exp(low + share * (high - low)))
-        self.record = record(settings, trial.about["mu"])
+        self.model = Oscillator(trial.model, math.exp(low + share * (high - low)), self.stiff)
+        self.record = record(settings, mu)
 
     def batch(self, step: int, generator: torch.Generator) -> dict[str, Tensor]:
         """The same number of times in every step, spread over the span: devices share them."""
-        grown = FIRST + (1 - FIRST) * step / max(1.0, GROWING * self.steps)
+        begin, end = (share * self.steps for share in self.growing)
+        grown = self.first + (1 - self.first) * max(0.0, step - begin) / max(1.0, end - begin)
         last = min(1.0, grown) * (self.record.fitted - 1)
         chosen = torch.linspace(0, last, self.settings.points).round().long()
         return {"t": self.record.t[chosen], "x": self.record.x[chosen]}
@@ -221,15 +248,19 @@ class FitOscillation(Task):
         return score(model, self.record)
 
     def schedule(self, optimiser: Optimizer) -> LRScheduler:
-        """Constant while the span grows, then falling to 0."""
+        """Constant while the span grows, then falling to 0; in stiff regimes falling until the span grows."""
+        settled = STIFF_SETTLING * self.steps
+        if self.stiff:
+            return LambdaLR(optimiser, lambda step: STIFF_DECAY ** min(1.0, step / settled))
         left = (1 - GROWING) * self.steps
         return LambdaLR(optimiser, lambda step: min(1.0, (self.steps - step) / max(left, 1.0)))
 
 
 def record(settings: VanDerPol, mu: float, points: int = 600) -> Record:
     """The oscillation of a regime, over twice the fitted time."""
-    ts = torch.arange(2 * points + 1) * (settings.fitted / points)
-    seen = oscillation(ts, mu=float(mu), x0=(START, 0.0))
+    dtype = torch.float64 if mu > STIFF else torch.float32
+    ts = torch.arange(2 * points + 1, dtype=dtype) * (settings.fitted_time(mu) / points)
+    seen = oscillation(ts, mu=float(mu), x0=(START, 0.0), dtype=dtype)
     return Record(seen.t, seen.x[:, 0], points + 1)
 
 
