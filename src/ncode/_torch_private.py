@@ -71,7 +71,13 @@ def trace(
 
 def compile_graph(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Sequence[Tensor]]:
     """A traced graph compiled by TorchInductor."""
-    return torch._inductor.compile(graph, list(inputs))  # pyright: ignore[reportReturnType]
+    from torch._guards import TracingContext, tracing
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    # Inductor keeps compiled graphs on disk, for later processes, only where it finds an environment of shapes.
+    with tracing(TracingContext(FakeTensorMode(shape_env=ShapeEnv()))):
+        return torch._inductor.compile(graph, list(inputs))  # pyright: ignore[reportReturnType]
 
 
 def stride_order_op() -> Any:

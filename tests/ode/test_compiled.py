@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -500,3 +501,15 @@ def test_a_cost_of_complex_states_is_compiled(traced):
         sol = ncode.solve(lambda t, x, theta: 1j * x, x0, 0.0, 1.0, cost=cost, compile=compile)
         found.append(torch.autograd.grad(sol.cost.sum() + sol.x.abs().sum(), [x0, weight]))
     torch.testing.assert_close(*found)
+
+
+def test_inductor_keeps_compiled_graphs_on_disk_for_later_processes():
+    def counts():
+        return {name: counters["inductor"][f"fxgraph_cache_{name}"] for name in ("bypass", "hit", "miss")}
+
+    before = counts()
+    sol = ncode.solve(lambda t, x, theta: -1.25 * x, torch.ones(3, 2), 0.0, 1.0, compile=True)
+    after = counts()
+    assert float(sol.x[0, 0]) == pytest.approx(math.exp(-1.25), abs=1e-3)
+    assert after["bypass"] == before["bypass"]
+    assert after["hit"] + after["miss"] > before["hit"] + before["miss"]
