@@ -8,6 +8,7 @@ from torch import nn
 
 import ncode
 from ncode import Event, InputError, SolveError, Status
+from ncode.ode.events import find_root, step_bracket
 
 from .systems import DOUBLE, GRADIENTS, close, decay, double
 
@@ -420,3 +421,44 @@ def test_a_block_meets_events_with_its_control_by_name():
     stop = Event(event.function, reset=lambda t, x, theta: (x, theta), terminal=False)
     with pytest.raises(InputError, match="x alone"):
         block.solve(x, theta=-x, events=stop)
+
+
+ROOTS = {
+    "line": (lambda x, r: x - r, 4),
+    "parabola": (lambda x, r: (x - r) * (x + 3), 6),
+    "two roots": (lambda x, r: x * (x - r), 8),  # 0 at the start, as after a reset
+    "steep": (lambda x, r: torch.expm1(30 * (x - r)), 25),
+    "cube": (lambda x, r: (x - r) ** 3, 60),
+    "jump": (lambda x, r: torch.where(x < r, -1.0, 1.0).to(x), 60),
+    "kink": (lambda x, r: torch.where(x < r, 0.01 * (x - r), 100 * (x - r)), 90),
+}
+
+
+@pytest.mark.parametrize("name", ROOTS)
+def test_roots_in_either_half_of_a_step_are_found_to_rounding(name):
+    function, most = ROOTS[name]
+    root = torch.tensor([0.013, 0.2, 0.499, 0.501, 0.77, 0.9999], dtype=DOUBLE)
+    calls = [0]
+
+    def counted(x):
+        calls[0] += 1
+        return function(x, root)
+
+    values = [function(torch.full_like(root, place), root) for place in (0.0, 0.5, 1.0)]
+    found = find_root(counted, step_bracket(root < 0.5, *values))
+    close(found, root, rtol=0, atol=2e-12)
+    assert calls[0] <= most
+
+
+def test_a_sample_that_has_bounced_is_not_searched_any_more():
+    """Each bounce: a look into the middle and at the end of four steps or so, some guesses, and a correction."""
+    gravity, drop, loss = balls(1)
+    calls = [0]
+
+    def counted(t, x, theta):
+        calls[0] += 1
+        return x[:, 0]
+
+    event = Event(counted, direction=-1, reset=bounce, max_count=5)
+    ncode.solve(fall, start(drop), 0.0, 100.0, theta=(gravity, loss), events=event, rtol=1e-6, atol=1e-8)
+    assert calls[0] < 5 * 20

@@ -238,7 +238,7 @@ class EventWatch:
         def value(sigma: Tensor) -> Tensor:
             return self.value(event, *self._dense_at(sigma, theta, steps), theta)
 
-        place = find_root(value, _bracket(in_first, *values))
+        place = find_root(value, step_bracket(in_first, *values))
         return torch.where(found, root.index_copy(0, rows, place), torch.inf)
 
     def shorten(self, problem: Problem) -> Problem:
@@ -289,7 +289,7 @@ def _along(value: Tensor, at: Sequence[Tensor], slopes: Sequence[Tensor]) -> tup
     return rate, size
 
 
-def _bracket(in_first: Tensor, start: Tensor, middle: Tensor, end: Tensor) -> Bracket:
+def step_bracket(in_first: Tensor, start: Tensor, middle: Tensor, end: Tensor) -> Bracket:
     """The half of a step in which the value changes its sign; the third point is the other end."""
     high, low = torch.where(in_first, middle, end), torch.where(in_first, start, middle)
     # After a reset the value at the start is 0 up to rounding: it counts as having the other sign.
@@ -304,22 +304,23 @@ def find_root(function: Callable[[Tensor], Tensor], bracket: Bracket) -> Tensor:
     """Where a function changes its sign in a bracket, elementwise, to 1e-12.
 
     Each guess is the root of the parabola through the last three points (Muller, 1956), which lies in the bracket since
-    the signs at its ends differ; the middle instead where guesses do not come closer fast enough (Brent, 1973).
+    the signs at its ends differ. Guesses from one side leave the other end of the bracket where it is, so each goes
+    further than the one before. From the twelfth on, every second guess is the middle: at most a hundred are needed.
     """
     a, fa, b, fb, c, fc = bracket
     within = max(1e-12, 4 * torch.finfo(a.dtype).eps)
     best, done = a, fa == 0
-    last = before = (b - a).abs()  # lengths of the last two steps
-    for _ in range(100):
+    stale = torch.zeros_like(a, dtype=torch.int32)  # guesses since b has changed
+    for guess in range(100):
         width = b - a
         least = (within / width.abs().clamp_min(within)).clamp_max(0.5)
         move = _parabola_root(fa, fb, fc, (c - a) / width)
-        slow = ~((move * width).abs() < 0.5 * before)  # true for nan
-        move = torch.where(slow, 0.5, torch.minimum(torch.maximum(move, least), 1 - least))
-        x = a + move * width
-        before, last = last, (move * width).abs()
+        move = torch.where(stale > 0, (move * 4.0**stale).clamp_max(0.5), move)
+        move = torch.where(move.isfinite(), move, 0.5) if guess < 12 or guess % 2 else torch.full_like(move, 0.5)
+        x = a + torch.minimum(torch.maximum(move, least), 1 - least) * width
         fx = function(x).to(fa.dtype)
         same = fx.sign() == fa.sign()
+        stale = torch.where(same, stale + 1, 0)
         c, fc = torch.where(same, a, b), torch.where(same, fa, fb)
         b, fb = torch.where(same, b, a), torch.where(same, fb, fa)
         a, fa = x, fx
