@@ -102,9 +102,7 @@ class Bracket(NamedTuple):
 class EventWatch:
     """Watches one solve for the first event of each sample, and ends the sample's interval there."""
 
-    def __init__(
-        self, events: Sequence[Event], problem: Problem, active: Tensor, before: EventWatch | None = None
-    ):
+    def __init__(self, events: Sequence[Event], problem: Problem, active: Tensor, before: EventWatch | None = None):
         self.active = active  # samples that have not ended before
         batch, device = problem.batch, problem.t0.device
         self.events, self.system = events, problem.system

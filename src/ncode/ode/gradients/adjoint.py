@@ -202,8 +202,8 @@ class AdjointPullback(Pullback):
             target = torch.where(passed, time, t)
             t = torch.where(self._idle((*a, c)), target, t)
             z, a, evaluations = self._solve_back(attempt, quadrature, t, target, z, a, constants)
+            self._check_return(passed & (t != target), z, [values[:, column] for values in self.saved])
             spent, t = spent + evaluations, target
-            self._check_return(passed & ends.replayed, z, [values[:, column] for values in self.saved])
             jump = _masked(passed, a, [None if grad is None else grad[:, column] for grad in grads.saved])
             z = list(where(passed & ends.replayed, [values[:, column] for values in self.saved], z))
             if grad_ts is not None:
@@ -213,7 +213,7 @@ class AdjointPullback(Pullback):
             a = [leaf + more for leaf, more in zip(a, jump, strict=True)]
         t = torch.where(self._idle((*a, c)), t0, t)
         z, a, evaluations = self._solve_back(attempt, quadrature, t, t0, z, a, constants)
-        self._check_return(moves, z, problem.z0)
+        self._check_return(t != t0, z, problem.z0)
         spent, theta = spent + evaluations, list(quadrature.theta)
         if moves_t0 and grad_span is not None:
             # t0 as a constant: all of its gradient, -a dz/dt at t0, less what reaches it through the other times.
@@ -238,7 +238,7 @@ class AdjointPullback(Pullback):
             raise InputError(OTHER_FUNCTION)
 
     def _check_return(self, mask: Tensor, z: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-        """Warn of states, solved back to a time, that are far from those of the forward pass at that time."""
+        """Warn of states that were solved back (in the mask), and are far from those of the forward pass there."""
         tolerance = self.problem.loop_tolerance
         if tolerance is None:  # with a fixed step size, nobody asked for an accuracy
             return
