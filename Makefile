@@ -17,12 +17,13 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo check test test-fast test-library test-lab fuzz lint format bench clean
+.PHONY: help demo docs check test test-fast test-library test-lab fuzz lint format bench clean
 
 help:
 	@echo "make demo          run three small experiments and write a report of them (out/demo/report.html)"
+	@echo "make docs          build the documentation (out/docs/index.html), run its gallery and check its links"
 	@echo "make check         lint and the fast tests: run it while you work (about 90 seconds)"
-	@echo "make test          lint and all tests: what CI runs (under 8 minutes on 2 cores)"
+	@echo "make test          lint and all tests, and the documentation: what CI runs (under 12 minutes on 2 cores)"
 	@echo "make test-fast     the fast tests alone"
 	@echo "make test-library  the tests of the library, with the lab hidden from them"
 	@echo "make test-lab      the tests of the lab"
@@ -35,6 +36,9 @@ help:
 demo: $(VENV)/with-lab
 	$(BIN)/ncode demo
 
+docs: $(VENV)/with-docs
+	$(BIN)/python docs/_site
+
 # Side by side, since the type checker uses one core.
 check: $(VENV)/with-dev
 	@$(MAKE) --no-print-directory -j 2 lint test-fast
@@ -42,7 +46,7 @@ check: $(VENV)/with-dev
 test-fast: $(VENV)/with-dev
 	$(BIN)/python -m pytest $(PYTEST) -m "not slow"
 
-test: lint test-library test-lab
+test: lint test-library test-lab docs
 
 # Exit status 5 means that PYTEST selected no test here, as `-k` may.
 test-library: $(VENV)/with-dev
@@ -79,10 +83,11 @@ clean:
 	find . \( -name __pycache__ -o -name '*.egg-info' -o -name .pytest_cache -o -name .ruff_cache -o -name .hypothesis \
 		-o -name .import_linter_cache \) -type d -prune -exec rm -rf {} +
 
-# The files .venv/with-lab, with-dev and with-bench record what is installed; a change of pyproject.toml or
+# The files .venv/with-lab, with-dev, with-docs and with-bench record what is installed; a change of pyproject.toml or
 # constraints.txt installs it again.
 INSTALL_lab   := . ./lab
 INSTALL_dev   := .[dev] ./lab[all]
+INSTALL_docs  := .[docs]
 INSTALL_bench := .[bench]
 
 .PRECIOUS: $(VENV)/with-%

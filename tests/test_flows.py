@@ -1,8 +1,6 @@
 import copy
 import math
-import re
 import weakref
-from pathlib import Path
 
 import pytest
 import torch
@@ -605,16 +603,3 @@ def test_bad_flows_are_refused(build, sentence):
 def test_bad_input_is_refused(call, sentence):
     with pytest.raises(ncode.InputError, match=sentence):
         call()
-
-
-# The page
-
-
-def test_the_code_of_the_page_runs():
-    page = (Path(__file__).parents[1] / "docs/flows.md").read_text(encoding="utf-8")
-    torch.manual_seed(0)
-    names = {}
-    for block in re.findall(r"^```python\n(.*?)^```$", page, flags=re.DOTALL | re.MULTILINE):
-        exec(compile(block, "flows.md", "exec"), names)
-    assert names["log_prob"].shape == (100,)
-    assert len(re.sub(r"^\|.*$|```.*?```", "", page, flags=re.DOTALL | re.MULTILINE).split()) <= 600

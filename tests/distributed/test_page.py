@@ -3,7 +3,7 @@ from pathlib import Path
 
 from ncode.distributed import load_checkpoint
 
-PAGE = Path(__file__).parents[2] / "docs/distributed.md"
+PAGE = Path(__file__).parents[2] / "docs/guides/distributed.md"
 
 
 def test_the_code_of_the_page_runs_and_leaves_a_checkpoint(tmp_path, monkeypatch):
