@@ -90,7 +90,11 @@ def test_a_broken_link_a_missing_anchor_and_a_foreign_resource_are_found(site, t
 
 def test_the_speed_table_shows_rows_that_we_lose(site):
     table = site("speed").table(DOCS.parent / "results")
-    rows = [[cell.strip() for cell in line.split("|")[2:-1]] for line in table.splitlines() if re.search(r"\d \|$|\*\* \|$|– \|$", line)]
+    rows = [
+        [cell.strip() for cell in line.split("|")[2:-1]]
+        for line in table.splitlines()
+        if re.search(r"\d \|$|\*\* \|$|– \|$", line)
+    ]
     assert rows
     assert any(not row[0].startswith("**") for row in rows)
     assert all(sum(cell.startswith("**") for cell in row) >= 1 for row in rows)

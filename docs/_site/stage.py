@@ -20,7 +20,7 @@ ELSEWHERE = {  # pages that are kept next to what they describe
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
-ALIASES = {"README.md": "start.md"}  # what links to the README shall lead to
+ALIASES = {"README.md": "start.md", "examples": "gallery/index.rst"}  # where links to these lead
 PICTURES = (".png", ".jpg", ".svg", ".html")
 LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 TITLE = re.compile(r'^r?"""(\S[^\n]*)\n(=+)\n')
@@ -92,7 +92,7 @@ def adapt(source: Path, path: str) -> str:
             return f"{link[1]}{os.path.relpath(f'gallery/{found.stem}.rst', here)}{link[4]}"
         if found.is_file():  # offered for download
             return f"{link[1]}{os.path.relpath(found, (SOURCE / path).parent)}{link[4]}"
-        return link[0]  # within the site, such as gallery/index.rst
+        return link[0]
 
     return LINK.sub(move, source.read_text(encoding="utf-8"))
 

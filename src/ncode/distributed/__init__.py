@@ -1,4 +1,4 @@
-"""Training with several processes, one per device, under torch's own DDP or FSDP2: docs/guides/distributed.md shows how.
+"""Training with several processes, one per device, under torch's DDP or FSDP2: see docs/guides/distributed.md.
 
 A solve never communicates: ranks take as many steps as their samples need. What ranks must agree on is here.
 
