@@ -87,7 +87,7 @@ clean:
 # constraints.txt installs it again.
 INSTALL_lab   := . ./lab
 INSTALL_dev   := .[dev] ./lab[all]
-INSTALL_docs  := .[docs]
+INSTALL_docs  := .[docs] ./lab
 INSTALL_bench := .[bench]
 
 .PRECIOUS: $(VENV)/with-%

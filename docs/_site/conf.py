@@ -23,6 +23,7 @@ html_theme = "furo"
 html_title = "ncode"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
+html_extra_path = [str(stage.EXTRA)]
 html_copy_source = False
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "friendly", "native"

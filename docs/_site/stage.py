@@ -1,5 +1,6 @@
 """The source of the site: pages from several folders of the repository, in one tree, with links that fit there."""
 
+import importlib
 import os
 import re
 import shutil
@@ -11,10 +12,12 @@ import speed
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 SOURCE = ROOT / "out" / "docs-source"
+EXTRA = ROOT / "out" / "docs-extra"  # copied as it is
 DOCTREES = ROOT / "out" / "docs-doctrees"
 OUTPUT = ROOT / "out" / "docs"
 ELSEWHERE = {  # pages that are kept next to what they describe
     "benchmarks/README.md": "benchmarks.md",
+    "pretrained/README.md": "pretrained.md",
     "lab/README.md": "experiments/lab.md",
     "lab/pages/README.md": "experiments/index.md",
     "CHANGELOG.md": "changelog.md",
@@ -33,6 +36,7 @@ def stage_pages() -> None:
     written["experiments/index.md"] += f"\n```{{toctree}}\n:hidden:\n\nlab\n{listed}\n```\n"
     written |= {f"api/{path}": text for path, text in api.pages().items()}
     written["speed-table.md"] = speed.table(ROOT / "results")
+    written["explorer-link.md"] = stage_explorer()
     copied = pictures()
     if {path.name for path in (SOURCE / "gallery").glob("*.py")} - {path.name for path in gallery_scripts()}:
         shutil.rmtree(SOURCE / "gallery")  # a script was renamed or removed
@@ -47,6 +51,18 @@ def stage_pages() -> None:
         shutil.copy2(ROOT / source, SOURCE / path)
 
 
+def stage_explorer() -> str:
+    """Write the explorer, which the lab makes, next to the pages; return the text that links to it."""
+    shutil.rmtree(EXTRA, ignore_errors=True)
+    EXTRA.mkdir(parents=True)
+    try:
+        explorer = importlib.import_module("ncode_lab.explorer")
+    except ImportError:
+        return "This site was built without the lab, which makes the page.\n"
+    explorer.write_explorer(EXTRA / "explorer-app.html")
+    return '<p><a class="button" href="explorer-app.html">Open the explorer</a></p>\n'
+
+
 def pages() -> dict[str, str]:
     """The path in the site of each Markdown page, by its path in the repository."""
     own = {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / "docs").rglob("*.md"))}
@@ -54,7 +70,7 @@ def pages() -> dict[str, str]:
     return {
         **{source: source.removeprefix("docs/") for source in own},
         **{path.relative_to(ROOT).as_posix(): f"experiments/{path.name}" for path in lab},
-        **ELSEWHERE,
+        **{source: path for source, path in ELSEWHERE.items() if (ROOT / source).is_file()},
     }
 
 
