@@ -11,8 +11,9 @@ PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md",
 ARCHITECTURE = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
 
 
-def test_readme_shows_code():
+def test_readme_shows_code_and_is_short():
     assert BLOCKS
+    assert len(README.splitlines()) < 120
 
 
 @pytest.mark.parametrize("block", BLOCKS)

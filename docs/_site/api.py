@@ -81,7 +81,7 @@ def _map(names: list[Name]) -> str:
         if not some:
             continue
         parts.append(_heading(GROUPS.get(group, group), "-"))
-        rows = "".join(f"   * - :doc:`{it.name} <{it.name}>`\n     - {_summary(it.thing)}\n" for it in some)
+        rows = "".join(f"   * - :doc:`{it.name} <{it.name}>`\n     - {_summary(it.thing).rstrip(':')}\n" for it in some)
         parts.append(f".. list-table::\n   :class: api-map\n   :widths: 35 65\n\n{rows}")
         listed = "\n".join(f"   {it.name.rpartition('.')[2]} <{it.name}>" for it in some)
         parts.append(f".. toctree::\n   :hidden:\n   :caption: {GROUPS.get(group, group)}\n\n{listed}\n")
@@ -92,9 +92,10 @@ def _page(name: Name) -> str:
     short = name.name.rpartition(".")[2]
     if name.name == "ncode.__version__":
         return f":orphan:\n\n{_heading('Version', '=')}\nThe version of the library, as ``ncode.__version__``.\n"
-    if not callable(name.thing):
-        values = ", ".join(f"``{value!r}``" for value in name.thing)
-        return f"{_heading(short, '=')}\n.. py:data:: {name.name}\n\n   {values}.\n"
+    if _is_data(name.thing):
+        listed = name.thing if isinstance(name.thing, (dict, tuple)) else [name.thing]
+        values = ", ".join(f"``{value!r}``" for value in listed)
+        return f"{_heading(short, '=')}\n.. py:data:: {name.name}\n\n   {_summary(name.thing)} {values}\n"
     kind, options = "function", ""
     if inspect.isclass(name.thing):
         kind, options = "class", f"   :members:\n   :inherited-members: {FOREIGN}\n   :member-order: bysource\n"
@@ -105,10 +106,14 @@ def _summary(thing: Any) -> str:
     """The first sentence of a docstring, as reStructuredText."""
     from docstrings import to_rst  # which needs the names
 
-    if not callable(thing):
-        return f"A {type(thing).__name__} of names."
+    if _is_data(thing):
+        return f"A {type(thing).__name__} of names:" if isinstance(thing, (dict, tuple)) else "A type:"
     text = inspect.getdoc(thing) or ""
     return to_rst([text.partition("\n\n")[0].replace("\n", " ")])[0]
+
+
+def _is_data(thing: Any) -> bool:
+    return not (inspect.isclass(thing) or inspect.isroutine(thing))
 
 
 def _heading(text: str, line: str) -> str:

@@ -17,7 +17,7 @@ copyright = author
 release = ncode.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery", "docstrings"]
 language = "en"
-smartquotes = False  # quotes in docstrings belong to code
+smartquotes_action = "De"  # dashes and ellipses; quotes in docstrings belong to code
 
 html_theme = "furo"
 html_title = "ncode"
@@ -26,7 +26,7 @@ html_css_files = ["site.css"]
 html_extra_path = [str(stage.EXTRA)]
 html_copy_source = False
 html_show_sphinx = False
-pygments_style, pygments_dark_style = "friendly", "native"
+pygments_style, pygments_dark_style = "friendly", "github-dark"
 # The default fonts of the reader's system: none is downloaded.
 html_theme_options = {"navigation_with_keys": True}
 

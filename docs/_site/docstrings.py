@@ -64,6 +64,13 @@ def process_docstring(app: Any, what: str, name: str, thing: Any, options: Any, 
         lines += _fields(thing)
 
 
+def process_signature(
+    app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Show a module without a constructor of its own as one without arguments."""
+    return ("()" if what == "class" and signature == "(*args, **kwargs)" else signature), returns
+
+
 def skip_member(app: Any, what: str, name: str, thing: Any, skip: bool, options: Any) -> bool | None:
     """Leave out what namedtuple writes itself."""
     return True if (getattr(thing, "__doc__", "") or "").startswith("Alias for field number") else None
@@ -100,6 +107,7 @@ def link_names(app: Any, doctree: nodes.document) -> None:
 
 def setup(app: Any) -> dict[str, bool]:
     app.connect("autodoc-process-docstring", process_docstring)
+    app.connect("autodoc-process-signature", process_signature)
     app.connect("autodoc-skip-member", skip_member)
     app.connect("doctree-read", link_names)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

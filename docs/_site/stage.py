@@ -32,6 +32,8 @@ TITLE = re.compile(r'^r?"""(\S[^\n]*)\n(=+)\n')
 def stage_pages() -> None:
     """Write the tree; files that did not change stay, so that a second build is fast."""
     written = {path: text for source, path in pages().items() for text in [adapt(ROOT / source, path)]}
+    if "pretrained.md" in written:
+        written["pretrained.md"] = f"---\norphan: true\n---\n\n{written['pretrained.md']}"
     listed = "\n".join(sorted(path.stem for path in (ROOT / "lab/pages").glob("*.md") if path.name != "README.md"))
     written["experiments/index.md"] += f"\n```{{toctree}}\n:hidden:\n\nlab\n{listed}\n```\n"
     written |= {f"api/{path}": text for path, text in api.pages().items()}
