@@ -105,3 +105,21 @@ def test_the_reference_has_one_page_per_public_name(site):
     assert {"ncode.solve", "ncode.OpenLoop", "ncode.control.Feedback", "ncode.compat.torchdiffeq.odeint"} <= set(names)
     assert "ncode.control.OpenLoop" not in names  # the same as ncode.OpenLoop
     assert len(names) == len(set(names))
+
+
+def test_links_to_files_elsewhere_lead_to_their_pages_in_the_site(site):
+    stage = site("stage")
+    assert "](../benchmarks.md)" in stage.adapt(DOCS / "guides/flows.md", "guides/flows.md")
+    assert "](experiments/index.md)" in stage.adapt(DOCS / "start.md", "start.md")
+    moved = stage.adapt(DOCS.parent / "lab/pages/reflection.md", "experiments/reflection.md")
+    assert "](assets/reflection.png)" in moved
+    assert "proposition_1" in moved
+
+
+def test_the_gallery_has_the_scripts_that_begin_with_a_title(site, tmp_path, monkeypatch):
+    stage = site("stage")
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples/picture.py").write_text('"""A picture\n===========\n\nText.\n"""\n')
+    (tmp_path / "examples/tool.py").write_text('"""A tool."""\n')
+    monkeypatch.setattr(stage, "ROOT", tmp_path)
+    assert [path.name for path in stage.gallery_scripts()] == ["picture.py"]
