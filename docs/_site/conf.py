@@ -17,6 +17,7 @@ copyright = author
 release = ncode.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery", "docstrings"]
 language = "en"
+exclude_patterns = ["speed-table.md", "explorer-link.md"]  # parts of other pages
 smartquotes_action = "De"  # dashes and ellipses; quotes in docstrings belong to code
 
 html_theme = "furo"

@@ -17,7 +17,6 @@ DOCTREES = ROOT / "out" / "docs-doctrees"
 OUTPUT = ROOT / "out" / "docs"
 ELSEWHERE = {  # pages that are kept next to what they describe
     "benchmarks/README.md": "benchmarks.md",
-    "pretrained/README.md": "pretrained.md",
     "lab/README.md": "experiments/lab.md",
     "lab/pages/README.md": "experiments/index.md",
     "CHANGELOG.md": "changelog.md",
@@ -31,26 +30,36 @@ TITLE = re.compile(r'^r?"""(\S[^\n]*)\n(=+)\n')
 
 def stage_pages() -> None:
     """Write the tree; files that did not change stay, so that a second build is fast."""
-    written = {path: text for source, path in pages().items() for text in [adapt(ROOT / source, path)]}
-    if "pretrained.md" in written:
-        written["pretrained.md"] = f"---\norphan: true\n---\n\n{written['pretrained.md']}"
-    listed = "\n".join(sorted(path.stem for path in (ROOT / "lab/pages").glob("*.md") if path.name != "README.md"))
-    written["experiments/index.md"] += f"\n```{{toctree}}\n:hidden:\n\nlab\n{listed}\n```\n"
-    written |= {f"api/{path}": text for path, text in api.pages().items()}
-    written["speed-table.md"] = speed.table(ROOT / "results")
-    written["explorer-link.md"] = stage_explorer()
-    copied = pictures()
-    if {path.name for path in (SOURCE / "gallery").glob("*.py")} - {path.name for path in gallery_scripts()}:
-        shutil.rmtree(SOURCE / "gallery")  # a script was renamed or removed
-    for path in (path for path in SOURCE.rglob("*") if path.is_file()):
-        name = path.relative_to(SOURCE).as_posix()
-        if name not in written and name not in copied and not name.startswith("gallery/"):
-            path.unlink()
+    written, copied = texts(), pictures()
+    _remove_others({*written, *copied})
     for path, text in written.items():
         _write(SOURCE / path, text)
     for path, source in copied.items():
         (SOURCE / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / source, SOURCE / path)
+
+
+def texts() -> dict[str, str]:
+    """The text of each page by its path in the site."""
+    written = {path: adapt(ROOT / source, path) for source, path in pages().items()}
+    for path in (path for path in written if path.startswith("pretrained/")):  # linked, but not in the contents
+        front, _, rest = written[path].removeprefix("---\n").rpartition("\n---\n")
+        written[path] = "\n".join(["---", *filter(None, [front]), "orphan: true", "---", rest])
+    listed = "\n".join(sorted(path.stem for path in (ROOT / "lab/pages").glob("*.md") if path.name != "README.md"))
+    written["experiments/index.md"] += f"\n```{{toctree}}\n:hidden:\n\nlab\n{listed}\n```\n"
+    reference = {f"api/{path}": text for path, text in api.pages().items()}
+    included = {"speed-table.md": speed.table(ROOT / "results"), "explorer-link.md": stage_explorer()}
+    return {**written, **reference, **included}
+
+
+def _remove_others(kept: set[str]) -> None:
+    """Remove what earlier builds left behind."""
+    if {path.name for path in (SOURCE / "gallery").glob("*.py")} - {path.name for path in gallery_scripts()}:
+        shutil.rmtree(SOURCE / "gallery")  # a script was renamed or removed
+    for path in (path for path in SOURCE.rglob("*") if path.is_file()):
+        name = path.relative_to(SOURCE).as_posix()
+        if name not in kept and not name.startswith("gallery/"):
+            path.unlink()
 
 
 def stage_explorer() -> str:
@@ -69,10 +78,12 @@ def pages() -> dict[str, str]:
     """The path in the site of each Markdown page, by its path in the repository."""
     own = {path.relative_to(ROOT).as_posix(): path for path in sorted((ROOT / "docs").rglob("*.md"))}
     lab = sorted((ROOT / "lab/pages").glob("*.md"))
+    cards = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "pretrained").rglob("README.md"))]
     return {
+        **{source: source.replace("README.md", "index.md") for source in cards},
         **{source: source.removeprefix("docs/") for source in own},
         **{path.relative_to(ROOT).as_posix(): f"experiments/{path.name}" for path in lab},
-        **{source: path for source, path in ELSEWHERE.items() if (ROOT / source).is_file()},
+        **ELSEWHERE,
     }
 
 
