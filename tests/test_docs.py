@@ -26,7 +26,7 @@ def blocks(page: str) -> list[Block]:
     """The fenced blocks of a page.
 
     Python blocks run in order, in one namespace. One that is marked `raises` must raise the message in the block behind
-    it, in which ... stands for any text. One that is marked `skip` is other libraries' code.
+    it, in which ... stands for any text. One that is marked `skip` is other libraries' code, or takes long.
     """
     return [Block(info.strip(), text) for info, text in FENCE.findall((DOCS / page).read_text(encoding="utf-8"))]
 
