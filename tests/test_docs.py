@@ -10,6 +10,7 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 FENCE = re.compile(r"^```([^\n`]*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 PAGES = [path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md"))]
+SLOW = ("faq.md", "start.md", "guides/deployment.md")
 GUIDES = [page for page in PAGES if page.startswith("guides/")]
 TOPICS = {
     *("controllers", "closed-loops", "series", "events", "stiff", "flows", "memory", "speed", "precision", "own-data"),
@@ -40,7 +41,9 @@ def matches(expected: str, message: str) -> bool:
     return re.fullmatch(".*".join(words).replace(r"\ ", " ").strip(), " ".join(message.split())) is not None
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if has_code(page)])
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if has_code(page)]
+)
 def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names, found = {"__name__": "page"}, blocks(page)
