@@ -62,7 +62,7 @@ def test_the_smoke_form_runs_and_draws(tmp_path):
         finished.append(Finished(trial, result, context.folder))
     (picture,) = SMOKE.figures(finished)
     picture.figure.savefig(tmp_path / "figure.png")
-    assert [text.get_text() for text in picture.figure.legends[0].get_texts()] == ["anode", "ncode"]
+    assert [text.get_text() for text in picture.figure.legends[0].get_texts()] == ["ANODE", "N-CODE open loop"]
 
 
 def test_generated_data_are_told_apart():
