@@ -239,3 +239,54 @@ def test_eval_between_solve_and_backward_is_refused():
     net.eval()
     with pytest.raises(InputError, match="not the function that they were"):
         sol.x.sum().backward()
+
+
+# Changes between solve and backward that no version counter shows.
+
+SILENT_CHANGES = {
+    "a number": lambda place: place.__setattr__("scale", place.scale * 1.001),
+    "data": lambda place: place.buffer.data.mul_(1.001),
+    "memory shared with NumPy": lambda place: place.buffer.numpy().__imul__(1.001),
+    "the data of a parameter": lambda place: place.net.weight.data.mul_(1.001),
+    "a module in its place": lambda place: place.__setattr__("net", nn.Linear(2, 2, dtype=place.buffer.dtype)),
+}
+
+
+@pytest.mark.parametrize("change", SILENT_CHANGES)
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
+@pytest.mark.parametrize("dtype", [torch.float32, DOUBLE])
+@pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.25}, {"method": "rodas5p"}, {"checkpoint_every": 3}])
+def test_small_changes_that_no_counter_shows_are_refused(change, gradient, dtype, options):
+    torch.manual_seed(0)
+    place = types.SimpleNamespace(net=nn.Linear(2, 2, dtype=dtype), buffer=torch.ones(2, dtype=dtype), scale=1.0)
+    x0 = torch.randn(7, 2, dtype=dtype)
+    sol = ncode.solve(
+        lambda t, x, theta: place.scale * place.buffer * place.net(x), x0, 0.0, 1.0, gradient=gradient, **options
+    )
+    SILENT_CHANGES[change](place)
+    with pytest.raises(InputError, match=r"not the function that they were|did not find it"):
+        sol.x.sum().backward()
+
+
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
+def test_spectral_normalisation_changes_itself_and_can_be_trained(gradient):
+    torch.manual_seed(0)
+    net = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
+    x0 = torch.randn(5, 2)
+    sol = ncode.solve(lambda t, x, theta: net(x), x0, 0.0, 1.0, gradient=gradient)
+    sol.x.sum().backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("size", [1, 33])
+def test_rounding_of_half_precision_inside_of_the_dynamics_is_no_change(size):
+    torch.manual_seed(0)
+    net, x0 = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64)), torch.randn(size, 64)
+    rates = torch.linspace(0.1, 20, size)[:, None].expand(size, 64)
+
+    def dynamics(t, x, theta):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return theta * net(x).float()
+
+    ncode.solve(dynamics, x0, 0.0, 1.0, theta=rates).x.sum().backward()
+    assert net[0].weight.grad is not None

@@ -95,8 +95,8 @@ def solve(
     """Solve dx/dt = f(t, x, theta) for a batch; theta is a control, constant or driven by dtheta/dt = g(t, x, theta).
 
     Each sample has its own time, step size and status, so its result does not depend on the other samples. The dynamics
-    must treat samples separately, too: a mean over the batch would mix samples at different times, which only some
-    solves notice. Use step="batch" where samples interact.
+    must treat samples separately, too: a mean over the batch, or BatchNorm in training mode, would mix samples at
+    different times, and is refused. Where samples interact, use step="batch" or a fixed dt with one t0 and t1 for all.
 
     Args:
         dynamics: f(t, x, theta) -> dx/dt. `t` is (batch,), as in `t[:, None] * x`; `x` (batch, ...); `theta` as given.
@@ -146,8 +146,15 @@ def solve(
             times (batch,), the states, and which samples moved (the others were rejected, or are done).
         save_steps: Return the times of each sample's accepted steps as `sol.steps`.
 
+    Whether samples interact is found out at t0, by an evaluation of half the batch that `sol.stats` does not count, and
+    again when samples are first left out of the batch. An interaction that sets in elsewhere is not noticed.
+
     The dynamics are evaluated again during backward ("discrete", "adjoint"), and must be the same function then: draw
-    random numbers outside of them. They must not change t, x or theta in place. Both are checked.
+    random numbers outside of them. They must not change t, x or theta in place. Both are checked: tensors by their
+    version counters, and whatever else was changed (a number, `tensor.data`, memory shared with NumPy) by the slopes at
+    t0, which must be those of the forward pass up to rounding, or up to 5 % for dynamics that change what they read, as
+    BatchNorm and spectral_norm do in training. Not noticed: a change that does not show at t0; and, with compile=True
+    or a fixed dt on a GPU, a change that no version counter shows.
 
     >>> import math, torch, ncode
     >>> x0 = torch.ones(3, 1, dtype=torch.float64)

@@ -69,7 +69,8 @@ class _Chain:
 
     def __init__(self, problem: Problem, events: Sequence[Event], jumps: Tensor | None):
         system = replace(problem.system, shifted=True, bounded=jumps is not None)
-        self.problem = replace(problem, system=system, interval=None, whole_span=problem.span)
+        together = problem.together and not events and (jumps is None or problem.options.shared_step)
+        self.problem = replace(problem, system=system, interval=None, whole_span=problem.span, together=together)
         self.events, self.jumps = events, jumps
         self.watch: EventWatch | None = None  # of the last solve
         self.control = problem.control
@@ -93,6 +94,7 @@ class _Chain:
         part = self._part(target)
         watch = self.watch = EventWatch(self.events, part, self.active, self.watch) if self.events else None
         solved = solve_problem(part, watch)
+        self.problem = replace(self.problem, checked=True)
         self.stats.append(solved.stats)
         active, ok = self.active, solved.codes == Status.OK
         self.codes = torch.where(active, solved.codes, self.codes)

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from ..errors import Status
 from .backends import Backend
+from .independence import Positions
 from .record import Observer, Recorder, StepRecord
 from .step import Step, StepLimits, StepResult, StepSizeRule, first_step
-from .system import Positions, RightHandSide, State, map_tensors, take_rows, tensors_of, where
+from .system import RightHandSide, State, map_tensors, take_rows, tensors_of, where
 from .tolerance import Tolerance, batch_rms
 
 

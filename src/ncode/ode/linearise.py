@@ -19,12 +19,6 @@ from .system import RightHandSide, State
 
 UNROLLED = 8  # up to this size a traced solve writes out linear algebra element by element, so that it is fused
 
-NOT_INDEPENDENT = (
-    "method {name!r} needs the Jacobian of each sample, but samples depend on each other: the dynamics of one sample"
-    " change with the state of another (batch normalisation, attention over the batch?). Put samples that interact into"
-    " one state of shape (1, ...), or use an explicit method"
-)
-
 
 class Linearised(NamedTuple):
     """A slope and its derivatives at one time and state."""
@@ -126,18 +120,3 @@ def _time_derivative(vector: Tensor, t: Tensor, graph: bool) -> Tensor:
         return torch.zeros_like(vector)
     (found,) = torch.autograd.grad(pulled, w, torch.ones_like(pulled), graph, graph, allow_unused=True)
     return torch.zeros_like(vector) if found is None else found
-
-
-def check_independence(name: str, system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor]) -> None:
-    """Refuse a system in which the slope of one sample depends on the state of another, by one pass at t0."""
-    if len(t) == 1:
-        return
-    with torch.enable_grad():
-        leaves = tuple(leaf.detach().requires_grad_() for leaf in z)
-        slope = join(system.bind(theta)(system.clock(theta, t), leaves))
-        if not slope.requires_grad:
-            return
-        half = len(t) // 2
-        grads = torch.autograd.grad(slope[:half].sum(), leaves, allow_unused=True)
-    if any(grad is not None and bool((grad[half:] != 0).any()) for grad in grads):
-        raise InputError(NOT_INDEPENDENT.format(name=name))

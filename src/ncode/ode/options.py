@@ -118,6 +118,11 @@ class SolveOptions:
         )
 
     @property
+    def jacobian_of(self) -> str | None:
+        """The name of a method that needs a Jacobian per sample."""
+        return self.tableau.name if self.implicit else None
+
+    @property
     def implicit(self) -> bool:
         """Whether steps use Jacobians."""
         return is_implicit(self.tableau)

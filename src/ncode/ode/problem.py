@@ -61,6 +61,8 @@ class Problem:
     whole_span: Tensor | None = None  # of the problem that this one is a part of
     callback: Callback | None = None
     save_steps: bool = False  # whether the times of accepted steps are part of the result
+    together: bool = False  # whether all samples have the same time in every evaluation
+    checked: bool = False  # whether samples are known not to depend on each other
 
     @property
     def batch(self) -> int:
@@ -86,6 +88,11 @@ class Problem:
         """Time, state and constants at t0, without gradients."""
         z, theta = (tuple(leaf.detach() for leaf in leaves) for leaves in (self.z0, self.theta))
         return torch.zeros_like(self.t0), z, theta
+
+    @property
+    def midway(self) -> Tensor:
+        """Times in the middle of the interval, counted from t0."""
+        return 0.5 * self.span.detach()
 
     @property
     def control(self) -> tuple[Tensor, ...]:
@@ -170,6 +177,7 @@ def make_problem(
     costs = () if cost is None else (torch.zeros(x0.shape[0], dtype=dtype, device=x0.device),)
     shifted = isinstance(t0_given, Tensor) or t0_given != 0.0
     interval = None if isinstance(t0_given, Tensor) or isinstance(t1_given, Tensor) else (t0_given, t1_given)
+    own_times = _is_own(t0_given) or _is_own(t1_given)
     return Problem(
         system=System(dynamics, feedback, cost, spec, dtype, shifted, x_spec=x_spec),
         options=options,
@@ -186,6 +194,7 @@ def make_problem(
         keep_last=check_flag("keep_last", keep_last),
         callback=None if callback is None else _check_callback(callback),
         save_steps=check_flag("save_steps", save_steps),
+        together=options.shared_step or (options.dt is not None and not own_times),
     )
 
 
@@ -403,6 +412,11 @@ def _check_driven(x0: Tensor, leaves: State, spec: pytree.TreeSpec | None) -> St
         if leaf.dtype != x0.dtype:
             raise InputError(f"a control with feedback must be {x0.dtype} like x0; given a leaf of {leaf.dtype}")
     return leaves
+
+
+def _is_own(t: float | Tensor) -> bool:
+    """Whether each sample has a time of its own."""
+    return isinstance(t, Tensor) and t.dim() > 0
 
 
 def _same_for_all(*times: float | Tensor) -> bool:

@@ -19,13 +19,13 @@ from .gradients.adjoint import AdjointPullback
 from .gradients.discrete import DiscretePullback
 from .gradients.function import Ends, ForwardContext, Outputs, connect, harmless_state, isolate_captures
 from .gradients.unrolled import mask_failed, planned_steps, saved_at_start, unroll
+from .independence import Positions
 from .integrate import Attempt, LoopState, integrate, start_loop
-from .linearise import check_independence
 from .problem import Problem
 from .record import DenseRecorder, Observer, Recorder, SavedValues, StepRecord, StepTimes, Tape
 from .solution import Stats
 from .stiffness import mark_stiff
-from .system import CHANGES_ARGUMENT, Positions, State, System, expand_like, map_tensors, tensors_of, where
+from .system import CHANGES_ARGUMENT, State, System, expand_like, map_tensors, tensors_of, where
 
 
 class Solved(NamedTuple):
@@ -60,10 +60,13 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     tape = None
     if differentiates and options.gradient != "adjoint":
         tape = Tape(options.checkpoint_every if options.gradient == "discrete" else 1)
-    positions = Positions(captures.outside, problem.batch)
+    positions = Positions(captures.outside, problem.batch, together=problem.together, method=options.jacobian_of)
     if watch is not None and watch.holds_samples:
         positions.free = False
     with torch.no_grad(), forward_mode_enabled(False):
+        if not problem.checked:
+            with _without_communication():
+                positions.check_start(problem.system, *problem.start, captures.slope, problem.midway)
         forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch)
     if watch is not None:
         problem = watch.shorten(problem)
@@ -88,11 +91,12 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
 def solve_planned(problem: Problem) -> Solved:
     """Steps that are known in advance, as a plain graph: no value is read on the way."""
     system = problem.system
-    if problem.options.implicit:
-        check_independence(problem.options.tableau.name, system, *problem.start)
     start = (system.clock(problem.theta, torch.zeros_like(problem.t0)), problem.z0)
     with _explain_errors(system, *start, problem.theta):
         slope = system.bind(problem.theta)(*start)
+    if problem.options.implicit:
+        positions = Positions((), problem.batch, method=problem.options.jacobian_of)
+        positions.check_start(system, *problem.start, tuple(k.detach() for k in slope), problem.midway)
     steps = planned_steps(problem)
     outputs = unroll(problem, steps, slope)
     finite = torch.stack([leaf.detach().isfinite().reshape(problem.batch, -1).all(1) for leaf in outputs.z]).all(0)
@@ -134,8 +138,6 @@ def probe(problem: Problem, *, train: bool) -> Captures:
         captures = find_captures(lambda *at: system.bind(at[2])(*at[:2]), system.functions, t, z, theta, train=train)
     if captures.uses_time:
         problem.check_resolution()
-    if problem.options.implicit:
-        check_independence(problem.options.tableau.name, system, *problem.start)
     return captures
 
 

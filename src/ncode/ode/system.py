@@ -10,8 +10,8 @@ no registration, and torch's own pytrees know them too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -86,6 +86,7 @@ class System:
     shifted: bool = False  # whether the last constant is t0
     bounded: bool = False  # whether two constants before it limit the time, so that no stage reaches beyond a jump
     x_spec: pytree.TreeSpec | None = None  # how x's leaves nest; None if x is one tensor
+    memo: dict[str, Hashable] = field(default_factory=dict, repr=False)  # of a backend, for all passes of one solve
 
     @property
     def functions(self) -> tuple[Callable[..., Any] | None, ...]:
@@ -211,48 +212,6 @@ def _flatten_as(spec: pytree.TreeSpec, tree: Any, name: str, like: str) -> list[
         raise InputError(
             f"{name} returned {given}: it must return tensors nested as {like} is, {spec} ({error})"
         ) from None
-
-
-class Positions:
-    """Whether samples may change their places in the batch, or be left out of it; found out when it first matters.
-
-    Not if a capture may have one row per sample. A weight that happens to have such a size is not distinguished:
-    keeping all samples in their places is then only slower. Otherwise one evaluation of some samples, in another order,
-    is compared with that of the whole batch.
-    """
-
-    def __init__(self, captures: Sequence[Tensor], batch: int):
-        holds_samples = any(batch in tensor.shape for tensor in captures)
-        self.free: bool | None = False if holds_samples else True if batch == 1 else None
-
-    def are_free(
-        self, system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State | None = None
-    ) -> bool:
-        """Whether places do not matter; `slope` is dz/dt at (t, z), if it is known."""
-        if self.free is None:
-            with torch.no_grad():
-                self.free = _is_same_elsewhere(system, t, z, theta, slope)
-        return self.free
-
-
-def _is_same_elsewhere(
-    system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State | None
-) -> bool:
-    """Whether the second half of the samples, reversed and alone, has the slopes that it has in the batch."""
-    rows = torch.arange(len(t) - 1, len(t) // 2 - 1, -1, device=t.device)
-    whole = slope if slope is not None else system.bind(theta)(system.clock(theta, t), z)
-    some = tuple(leaf.index_select(0, rows) for leaf in theta)
-    try:
-        alone = system.bind(some)(system.clock(some, t[rows]), tuple(leaf.index_select(0, rows) for leaf in z))
-    except Exception:  # whatever it is, the dynamics work on the whole batch
-        return False
-    for a, b in zip(alone, (leaf.index_select(0, rows) for leaf in whole), strict=True):
-        a, b = a.reshape(len(rows), -1), b.reshape(len(rows), -1)
-        allowed = 1e3 * torch.finfo(a.dtype).eps * torch.maximum(a.abs(), b.abs()).amax(1, keepdim=True)
-        failed = ~b.isfinite().all(1, keepdim=True)
-        if not bool((((a - b).abs() <= allowed) | failed).all()):
-            return False
-    return True
 
 
 def _is_like(k: Tensor, leaf: Tensor) -> bool:

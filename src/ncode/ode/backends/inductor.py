@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from ...errors import InputError
 from ..captures import IsolatedFunction, fingerprint, torch_settings
 from ..system import System, tensors_of
 from . import Backend, TensorFunction
@@ -22,7 +22,10 @@ from .layout import to_batch_last
 
 BUCKET = 8  # compiled batches shrink by this factor: every size is a shape of its own
 _LIMIT = 64  # compiled functions kept; the least recently used are dropped
-_identities: WeakKeyDictionary[System, Hashable] = WeakKeyDictionary()
+CHANGED = (
+    "a number, a module or another value that the dynamics read was changed between solve and backward: the gradient"
+    " would be that of another function. Call backward before the change"
+)
 _compiled: OrderedDict[Hashable, tuple[Any, CompiledFunction]] = OrderedDict()
 
 
@@ -62,6 +65,8 @@ def _find(
     if key in _compiled:
         _compiled.move_to_end(key)
         return _compiled[key][1]
+    if isinstance(function.system, System) and _fingerprint(function.system) != function.system.memo["fingerprint"]:
+        raise InputError(CHANGED)
     made = CompiledFunction(function, inputs, captures)
     _compiled[key] = function.system, made  # holding the system keeps the ids in its key from being used again
     while len(_compiled) > _LIMIT:
@@ -80,9 +85,12 @@ def _identity_of_system(system: Any) -> Hashable:
     if system is None:
         return None
     assert isinstance(system, System)
-    if system not in _identities:
-        functions = [it.function if isinstance(it, IsolatedFunction) else it for it in system.functions]
-        isolated = any(isinstance(it, IsolatedFunction) for it in system.functions)
-        shape = str(system.spec), str(system.x_spec), system.dtype, system.shifted, system.bounded
-        _identities[system] = fingerprint(functions), isolated, *shape
-    return _identities[system]
+    if "fingerprint" not in system.memo:
+        system.memo["fingerprint"] = _fingerprint(system)
+    isolated = any(isinstance(it, IsolatedFunction) for it in system.functions)
+    shape = str(system.spec), str(system.x_spec), system.dtype, system.shifted, system.bounded
+    return system.memo["fingerprint"], isolated, *shape
+
+
+def _fingerprint(system: System) -> Hashable:
+    return fingerprint([it.function if isinstance(it, IsolatedFunction) else it for it in system.functions])

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...errors import InputError, SolveError, Status
+from ...errors import SolveError, Status
 from ..backends import EAGER
 from ..integrate import Attempt, integrate, start_loop
 from ..problem import SampleInputs
@@ -30,12 +30,10 @@ from ..record import StepRecord
 from ..step import Step
 from ..system import Slope, State, System, expand_like, where
 from .function import (
-    OTHER_FUNCTION,
     ForwardContext,
     InputGradients,
     Outputs,
     Pullback,
-    deviates,
     inner_product,
     refuse_unknown,
 )
@@ -175,7 +173,7 @@ class AdjointPullback(Pullback):
         """Solve the adjoint backward in time, from saved time to saved time."""
         problem, options, captures = self.problem, self.problem.options, self.captures.trained
         system = AdjointSystem(problem.system, self.context, captures)
-        self._check_function()
+        self.check_function()
         ends, has_cost = self.ends, problem.system.cost is not None
         given = _masked(ends.kept, problem.z0, grads.z)
         moves = ends.replayed & ~self._idle(given)
@@ -228,14 +226,6 @@ class AdjointPullback(Pullback):
         """Failed samples with an adjoint of zero: they need not be solved back from where they failed."""
         zero = torch.stack([(leaf == 0).reshape(len(leaf), -1).all(1) for leaf in adjoint]).all(0)
         return ~self.ends.ok & zero
-
-    def _check_function(self) -> None:
-        """Refuse dynamics that are not those of the forward pass, by one evaluation at t0."""
-        t, z, theta = self.problem.start
-        with self.context:
-            slope = self.problem.system.bind(theta)(self.problem.system.clock(theta, t), z)
-        if bool(deviates(slope, self.captures.slope, z, self.problem.span.detach())):
-            raise InputError(OTHER_FUNCTION)
 
     def _check_return(self, mask: Tensor, z: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         """Warn of states that were solved back (in the mask), and are far from those of the forward pass there."""

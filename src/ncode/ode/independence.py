@@ -1,0 +1,145 @@
+"""Whether samples are independent of each other, and of their places in the batch.
+
+With step="sample" each sample has its own time, and samples that are done are left out of the batch. This is right only
+if the slope of a sample depends on its own time, state and control. It is found out by evaluations: of a part of the
+batch, in another order and next to a sample that was moved in time and state; and, where that part alone has other
+slopes, of the whole batch with some samples moved. The latter tells dynamics that know samples by their places, for
+which the batch is kept whole, from samples that interact, which are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from .system import REUSES_OUTPUT, RightHandSide, State, version_of, where
+
+_INTERACT = (
+    "samples depend on each other: the dynamics, the feedback or the cost of one sample change with the state of"
+    " another (a mean over the batch, or BatchNorm in training mode?). "
+)
+SAMPLES_INTERACT = _INTERACT + (
+    'With step="sample" each sample has its own time and step size, so use step="batch", which keeps all samples at one'
+    " time; or make them independent: call .eval() on a BatchNorm, or use nn.GroupNorm or nn.LayerNorm in its place"
+)
+NO_JACOBIAN = _INTERACT + (
+    "Method {name!r} needs the Jacobian of each sample: put samples that interact into one state of shape (1, ...), or"
+    ' use an explicit method with step="batch"'
+)
+TIMES_INTERACT = (
+    "the dynamics, the feedback or the cost of one sample change with the time of another: t has shape (batch,), one"
+    " time per sample, and in t * x or t[0] * x a sample meets the times of others. Write t.reshape(-1{ones}) * x"
+)
+
+
+class Positions:
+    """Whether samples may change their places in the batch, or be left out of it; found out when it first matters.
+
+    Not if a capture may have one row per sample. A weight that happens to have such a size is not distinguished:
+    keeping all samples in their places is then only slower. Otherwise an evaluation of a part of the batch tells.
+
+    Args:
+        captures: The tensors that the functions use besides their arguments.
+        batch: The number of samples.
+        together: Whether all samples have the same time in every evaluation, so that they may interact.
+        method: The name of a method that needs a Jacobian per sample, for which they may not; None for others.
+    """
+
+    def __init__(self, captures: Sequence[Tensor], batch: int, *, together: bool = False, method: str | None = None):
+        holds_samples = any(batch in tensor.shape for tensor in captures)
+        self.free: bool | None = False if holds_samples else True if batch == 1 else None
+        self.together, self.method, self.batch = together and method is None, method, batch
+
+    def check_start(
+        self, system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor
+    ) -> None:
+        """Refuse samples that depend on each other; `slope` is dz/dt at (t, z), `later` times at which f is defined."""
+        if self.batch == 1 or self.together:
+            return
+        agrees = self.free is None and _part_agrees(system, t, z, theta, slope, later)
+        if not agrees:
+            self.free = False
+            self._refuse_interaction(system, t, z, theta, slope, later)
+
+    def are_free(
+        self, system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State | None = None
+    ) -> bool:
+        """Whether places do not matter; `slope` is dz/dt at (t, z), if it is known."""
+        if self.free is None:
+            with torch.no_grad():
+                slope = slope if slope is not None else system.bind(theta)(system.clock(theta, t), z)
+            self.free = _part_agrees(system, t, z, theta, slope, t)
+            if not self.free and not self.together:
+                self._refuse_interaction(system, t, z, theta, slope, t)
+        return self.free
+
+    def _refuse_interaction(
+        self, system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor
+    ) -> None:
+        """Move the first half of the samples: the others must not notice."""
+        moved = torch.arange(len(t), device=t.device) < len(t) // 2
+        times = torch.where(moved, later, t)
+        if _agree(system, times, where(moved, _elsewhere(z), z), theta, slope, ~moved):
+            return
+        if not _agree(system, t, z, theta, slope, ~moved):  # no function at all, but random numbers
+            return
+        if not _agree(system, times, z, theta, slope, ~moved):
+            raise InputError(TIMES_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
+        raise InputError(SAMPLES_INTERACT if self.method is None else NO_JACOBIAN.format(name=self.method))
+
+
+def _part_agrees(
+    system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor
+) -> bool:
+    """Whether the second half of the samples, reversed and after a moved one, has the slopes that it has in the batch.
+
+    A difference may be one of rounding: fewer samples may take another algorithm.
+    """
+    count, half = len(t), len(t) // 2
+    rows = torch.arange(count, half - 1, -1, device=t.device).clamp_max(count - 1)  # the last one is there twice
+    first = torch.arange(len(rows), device=t.device) == 0
+    some, constants = ([leaf.index_select(0, rows) for leaf in leaves] for leaves in (z, theta))
+    expected = tuple(leaf.index_select(0, rows) for leaf in slope)
+    times = torch.where(first, later[rows], t[rows])
+    state = where(first, _elsewhere(some), some)
+    versions = [version_of(leaf) for leaf in slope]
+    agrees = _agree(system, times, state, constants, expected, ~first, digits=1e3)
+    if [version_of(leaf) for leaf in slope] != versions:
+        raise InputError(REUSES_OUTPUT)
+    return agrees
+
+
+def _elsewhere(z: Sequence[Tensor]) -> list[Tensor]:
+    """Another state, also where z is 0."""
+    return [1.25 * leaf + 0.125 for leaf in z]
+
+
+@torch.no_grad()
+def _agree(
+    system: RightHandSide,
+    t: Tensor,
+    z: State,
+    theta: Sequence[Tensor],
+    expected: State,
+    rows: Tensor,
+    digits: float | None = None,
+) -> bool:
+    """Whether the slopes at (t, z) are the expected ones in these rows, apart from those that are not finite.
+
+    Default: up to half of the digits. Then an error of the dynamics is no difference: the solve itself will meet it.
+    """
+    try:
+        slope = system.bind(theta)(system.clock(theta, t), z)
+    except Exception:  # whatever it is, the dynamics work on the whole batch
+        return digits is None
+    good = torch.ones((), dtype=torch.bool, device=t.device)
+    for a, b in zip(slope, expected, strict=True):
+        a, b = a.reshape(len(t), -1), b.reshape(len(t), -1)
+        eps = torch.finfo(a.dtype).eps
+        allowed = (eps**0.5 if digits is None else digits * eps) * torch.maximum(a.abs(), b.abs()).amax(1, keepdim=True)
+        ignored = ~(rows[:, None] & b.isfinite().all(1, keepdim=True))
+        good = good & (((a - b).abs() <= allowed) | ignored).all()
+    return bool(good)

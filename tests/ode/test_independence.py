@@ -1,0 +1,154 @@
+"""Samples that depend on each other: refused where each has its own time, right where all have the same."""
+
+import pytest
+import torch
+from torch import nn
+
+import ncode
+from ncode import InputError
+
+from .systems import DOUBLE, GRADIENTS, Counted, close, double
+
+X0 = torch.randn(6, 2, dtype=DOUBLE, generator=torch.Generator().manual_seed(0))
+norm = nn.Sequential(nn.BatchNorm1d(2, dtype=DOUBLE), nn.Linear(2, 2, dtype=DOUBLE))
+
+INTERACTIONS = {
+    "a mean": lambda t, x, theta: -x * x.mean(),
+    "a mean of each component": lambda t, x, theta: x.mean(0) - x,
+    "a weak mean": lambda t, x, theta: -x + 1e-3 * x.mean(0),
+    "a neighbour": lambda t, x, theta: x.roll(1, 0) - x,
+    "batch normalisation": lambda t, x, theta: norm(x),
+    "a softmax over the batch": lambda t, x, theta: x.softmax(0),
+    "a captured row per sample, and a mean": lambda t, x, theta: X0[: len(x)] - x.mean(0),
+}
+every_interaction = pytest.mark.parametrize("name", INTERACTIONS)
+
+
+@every_interaction
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_samples_that_interact_are_refused_where_each_has_its_own_steps(name, gradient):
+    with pytest.raises(InputError, match=r'samples depend on each other.*step="batch"'):
+        ncode.solve(INTERACTIONS[name], X0, 0.0, 1.0, gradient=gradient)
+
+
+@pytest.mark.parametrize("x0", [torch.ones(2, 1), torch.zeros(3, 2), torch.ones(5, 1, dtype=torch.complex128)])
+def test_equal_samples_that_interact_are_refused_too(x0):
+    with pytest.raises(InputError, match="samples depend on each other"):
+        ncode.solve(lambda t, x, theta: 1 - x.mean(0).expand_as(x), x0, 0.0, 1.0, theta=torch.rand(len(x0)))
+
+
+@pytest.mark.parametrize("part", ["feedback", "cost"])
+def test_a_feedback_or_a_cost_that_mixes_samples_is_refused(part):
+    mixed = {"feedback": lambda t, x, theta: x.mean(0) - theta, "cost": lambda t, x, theta: x.sum(1) * x.mean()}
+    with pytest.raises(InputError, match="samples depend on each other"):
+        ncode.solve(lambda t, x, theta: theta - x, X0, 0.0, 1.0, theta=X0, **{part: mixed[part]})
+
+
+@pytest.mark.parametrize("times", [{"t1": torch.linspace(0.5, 1, 6)}, {"t0": torch.linspace(0, 0.5, 6)}])
+def test_fixed_steps_with_a_time_per_sample_are_refused(times):
+    with pytest.raises(InputError, match="samples depend on each other"):
+        ncode.solve(INTERACTIONS["a mean"], X0, **{"t0": 0.0, "t1": 1.0, **times}, method="rk4", dt=0.1)
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("options", [{"step": "batch"}, {"dt": 1 / 64}, {"dt": 1 / 64, "t1": torch.tensor(1.0)}])
+def test_samples_at_one_time_may_interact(gradient, options):
+    """d(x - m)/dt = m - x with the mean m, which stays: x = m + (x0 - m) exp(-t)."""
+    x0 = X0.clone().requires_grad_()
+    tight = {"rtol": 1e-9, "atol": 1e-9} if "dt" not in options else {}
+    sol = ncode.solve(INTERACTIONS["a mean of each component"], x0, **{"t0": 0.0, "t1": 1.0, **tight, **options})
+    mean, e = X0.mean(0), torch.tensor(-1.0, dtype=DOUBLE).exp()
+    close(sol.x.detach(), mean + (X0 - mean) * e, rtol=1e-7, atol=1e-7)
+    (grad,) = torch.autograd.grad(sol.x[0].sum(), x0)
+    expected = ((1 - e) / 6).expand(6, 2).clone()
+    expected[0] += e
+    close(grad, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_batch_normalisation_in_evaluation_mode_treats_samples_separately():
+    frozen = nn.Sequential(nn.BatchNorm1d(2, dtype=DOUBLE), nn.Linear(2, 2, dtype=DOUBLE)).eval()
+    with torch.no_grad():
+        sol = ncode.solve(lambda t, x, theta: frozen(x), X0, 0.0, 1.0)
+        alone = ncode.solve(lambda t, x, theta: frozen(x), X0[:1], 0.0, 1.0)
+    close(sol.x[:1], alone.x)
+
+
+# Times: t is (batch,).
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4, 7])
+@pytest.mark.parametrize("options", [{}, {"method": "rodas5p"}, {"dt": 0.1, "t1": "own"}])
+def test_a_time_that_runs_along_the_wrong_dimension_is_refused(batch, options):
+    times = {"t0": 0.0, "t1": 1.0}
+    options = dict(options)
+    if options.pop("t1", None):
+        times["t1"] = torch.linspace(0.5, 1, batch)
+    with pytest.raises(InputError, match=r"t has shape \(batch,\).*t\.reshape\(-1, 1\) \* x"):
+        ncode.solve(lambda t, x, theta: -t * x, torch.ones(batch, batch, dtype=DOUBLE), **times, **options)
+
+
+@pytest.mark.parametrize("of", [lambda t: t[0], lambda t: t.mean(), lambda t: float(t.detach()[0])])
+def test_the_time_of_one_sample_is_not_that_of_another(of):
+    with pytest.raises(InputError, match="with the time of another"):
+        ncode.solve(lambda t, x, theta: -of(t) * x, X0, 0.0, 1.0)
+
+
+def test_a_hidden_layer_as_wide_as_the_batch_hides_no_wrong_time():
+    wide, back = nn.Linear(2, 6, dtype=DOUBLE), nn.Linear(6, 2, dtype=DOUBLE)
+    with pytest.raises(InputError, match="with the time of another"):
+        ncode.solve(lambda t, x, theta: back(torch.tanh(wide(x) * t)), X0, 0.0, 1.0)
+
+
+def test_a_batch_of_one_has_no_companions():
+    sol = ncode.solve(lambda t, x, theta: -t * x, torch.ones(1, 2, dtype=DOUBLE), 0.0, 1.0, rtol=1e-9, atol=1e-9)
+    close(sol.x, torch.full((1, 2), -0.5, dtype=DOUBLE).exp(), rtol=1e-7)
+
+
+# What the check leaves alone.
+
+
+def test_the_check_is_one_evaluation_of_half_the_batch():
+    field = Counted(lambda t, x, theta: -x)
+    sol = ncode.solve(field, torch.ones(8, 1, dtype=DOUBLE), 0.0, 1.0)
+    assert field.rows == [8, 5, *[8] * (int(sol.stats.nfe[0]) - 1)]
+
+
+@pytest.mark.parametrize("options", [{"dt": 0.25}, {"step": "batch"}])
+def test_samples_at_one_time_need_no_check(options):
+    field = Counted(lambda t, x, theta: -x)
+    sol = ncode.solve(field, torch.ones(8, 1, dtype=DOUBLE), 0.0, 1.0, **options)
+    assert field.rows == [8] * int(sol.stats.nfe[0])
+
+
+def test_a_mean_of_a_constant_control_keeps_the_batch_whole():
+    theta = double(1.0, 2.0, 3.0)
+    field = Counted(lambda t, x, theta: -theta.mean() * x)
+    sol = ncode.solve(
+        field, double(1.0, 1.0, 1.0), 0.0, torch.tensor([0.1, 0.1, 5.0]), theta=theta, rtol=1e-8, atol=1e-8
+    )
+    close(sol.x, double(-0.2, -0.2, -10.0).exp(), rtol=1e-4, atol=1e-7)
+
+
+def test_random_numbers_are_no_interaction():
+    torch.manual_seed(0)
+    sol = ncode.solve(lambda t, x, theta: -x + 1e-9 * torch.randn_like(x), X0, 0.0, 1.0)
+    assert bool(sol.ok.all())
+
+
+def test_events_with_samples_that_interact_are_refused():
+    event = ncode.Event(lambda t, x, theta: x[:, 0] - 0.5)
+    with pytest.raises(InputError, match="samples depend on each other"):
+        ncode.solve(INTERACTIONS["a mean"], X0, 0.0, 1.0, events=event, method="rk4", dt=0.1)
+
+
+def test_jumps_with_one_step_size_let_samples_interact():
+    sol = ncode.solve(INTERACTIONS["a mean of each component"], X0, 0.0, 1.0, jump_ts=[0.5], step="batch", rtol=1e-8)
+    close(sol.x.mean(0), X0.mean(0), rtol=1e-6)
+
+
+def test_an_interaction_that_sets_in_later_is_refused_when_samples_are_first_left_out():
+    rates = double(0.1, 50.0, 0.1, 50.0)
+    with pytest.raises(InputError, match="samples depend on each other"):
+        ncode.solve(
+            lambda t, x, theta: -theta * x - t[:, None] * x.mean(), double(1.0, 2.0, 3.0, 4.0), 0.0, 1.0, theta=rates
+        )
