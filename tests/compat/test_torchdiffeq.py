@@ -504,7 +504,7 @@ BAD = {
     "method is SciPy's": ({"method": "scipy_solver"}, "DOP853"),
     "options are no dict": ({"options": 3}, "must be a dict"),
     "a norm is no function": ({"options": {"norm": "max"}}, "must be a function"),
-    "jumps are a list": ({"options": {"jump_t": [0.5]}}, "must be a tensor of times"),
+    "jumps are a matrix": ({"options": {"jump_t": [[0.5]]}}, "must be times"),
     "jumps are steps too": (
         {"options": {"jump_t": torch.tensor([0.5]), "step_t": torch.tensor([0.5])}},
         "nor have one in common",

@@ -290,3 +290,31 @@ def test_rounding_of_half_precision_inside_of_the_dynamics_is_no_change(size):
 
     ncode.solve(dynamics, x0, 0.0, 1.0, theta=rates).x.sum().backward()
     assert net[0].weight.grad is not None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_number_that_changes_before_a_compiled_backward_is_noticed_and_a_counter_does_no_harm(warm):
+    class Field(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net, self.scale, self.calls = linear(), 1.0, 0
+
+        def forward(self, t, x, theta):
+            return self.scale * self.net(x)
+
+    field, x0 = Field(), torch.ones(3, 2, dtype=DOUBLE)
+
+    def solve():
+        return ncode.solve(field, x0, 0.0, 1.0, compile=True, **STEPS)
+
+    if warm:
+        solve().x.sum().backward()
+    sol = solve()
+    field.calls += 1
+    sol.x.sum().backward()
+    sol = solve()
+    field.scale = 1.001
+    with pytest.raises(InputError, match="not the function that they were"):
+        sol.x.sum().backward()

@@ -6,6 +6,7 @@ from torch import nn
 
 import ncode
 from ncode import InputError
+from ncode.ode.independence import Positions
 
 from .systems import DOUBLE, GRADIENTS, Counted, close, double
 
@@ -152,3 +153,21 @@ def test_an_interaction_that_sets_in_later_is_refused_when_samples_are_first_lef
         ncode.solve(
             lambda t, x, theta: -theta * x - t[:, None] * x.mean(), double(1.0, 2.0, 3.0, 4.0), 0.0, 1.0, theta=rates
         )
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("traced")
+def test_a_compiled_solve_is_checked_once_for_what_it_was_compiled_for(monkeypatch):
+    net, checks = nn.BatchNorm1d(2, dtype=DOUBLE).eval(), []
+    check = Positions.check_start
+    monkeypatch.setattr(Positions, "check_start", lambda *given: (checks.append(1), check(*given)))
+
+    def solve():
+        return ncode.solve(lambda t, x, theta: net(x) - x, X0, 0.0, 1.0, compile=True)
+
+    for _ in range(3):
+        solve()
+    assert len(checks) == 1
+    net.train()
+    with pytest.raises(InputError, match="samples depend on each other"):
+        solve()

@@ -154,7 +154,7 @@ def solve(
     version counters, and whatever else was changed (a number, `tensor.data`, memory shared with NumPy) by the slopes at
     t0, which must be those of the forward pass up to rounding, or up to 5 % for dynamics that change what they read, as
     BatchNorm and spectral_norm do in training. Not noticed: a change that does not show at t0; and, with compile=True
-    or a fixed dt on a GPU, a change that no version counter shows.
+    or a fixed dt on a GPU, a change of `tensor.data` or through NumPy (compiled: not of a number or module).
 
     >>> import math, torch, ncode
     >>> x0 = torch.ones(3, 1, dtype=torch.float64)

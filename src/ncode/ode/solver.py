@@ -65,8 +65,9 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
         positions.free = False
     with torch.no_grad(), forward_mode_enabled(False):
         if not problem.checked:
+            at = problem.system, *problem.start, captures.slope, problem.midway
             with _without_communication():
-                positions.check_start(problem.system, *problem.start, captures.slope, problem.midway)
+                options.backend.check(problem.system, at[2:4], functools.partial(positions.check_start, *at))
         forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch)
     if watch is not None:
         problem = watch.shorten(problem)

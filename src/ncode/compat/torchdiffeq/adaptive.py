@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import InputError, SolveError, Status
-from .arguments import NO_CALLBACKS, Callbacks, Tolerance
+from ...errors import InputError, SolveError, Status, format_value
+from .arguments import NO_CALLBACKS, Callbacks, NoEvent, Tolerance
 from .runge_kutta import Bracket, Field, Method, Step, advance, combine, real_dtype, time_shift, towards
 from .states import Norm
 
@@ -93,7 +93,7 @@ class Adaptive:
         except SolverFailed as error:
             where = "and event_fn had not changed its sign before"
             raise SolverFailed(error.statuses[0], error.times[0], where) from None
-        raise InputError(
+        raise NoEvent(
             f"no event between t = {t[0].item():.6g} and {loop.sign * loop.t:.6g}, in {limit} steps: event_fn has not"
             ' changed its sign; check it and the direction of time, or raise options["max_num_steps"]'
         )
@@ -227,7 +227,11 @@ class Loop:
     def _norm(self, x: Tensor, size: Tensor) -> float:
         if x.dtype in HALF:
             x, size = x.float(), size.float()
-        value = abs(float(self.solver.norm(x / (self.solver.atol + self.solver.rtol * size))))
+        found = self.solver.norm(x / (self.solver.atol + self.solver.rtol * size))
+        try:
+            value = abs(float(found))
+        except (TypeError, ValueError, RuntimeError):
+            raise InputError(f"the norm must return one number; returned {format_value(found)}") from None
         return value if value == value else INFINITY
 
     def _next_step(self, h: float, error: float) -> float:

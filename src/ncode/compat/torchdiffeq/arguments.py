@@ -11,10 +11,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import InputError, check_choice, check_count, check_number
+from ...errors import InputError, check_choice, check_count, check_number, format_value
 from .states import Layout, Leaves
 
 Tolerance = float | Tensor
+
+
+class NoEvent(InputError, AssertionError, RuntimeError):
+    """No event was met. torchdiffeq raises AssertionError with adaptive steps, and RuntimeError with fixed ones."""
+
 
 LOWEST = {"step_size": 0, "safety": 0, "dfactor": 0, "ifactor": 1, "first_step": 0, "min_step": 0}
 FOR_FIXED = ("step_size", "grid_constructor", "interp", "perturb", "norm", "gradient")
@@ -111,9 +116,8 @@ def _read_option(label: str, key: str, value: Any) -> Any:
         return check_number(label, value, low=LOWEST[key], strict=key in ("step_size", "safety", "dfactor"))
     if key == "max_step" and value != float("inf"):
         return check_number(label, value, low=0, strict=True)
-    if key in ("step_t", "jump_t") and not (isinstance(value, Tensor) and value.dim() == 1):
-        what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise InputError(f"{label} must be a tensor of times, of shape (K,); given {what}")
+    if key in ("step_t", "jump_t"):
+        return _read_landings(label, value)
     if key == "interp":
         return check_choice(label, value, ("linear", "cubic"))
     if key == "gradient":
@@ -121,6 +125,17 @@ def _read_option(label: str, key: str, value: Any) -> Any:
     if key in ("norm", "grid_constructor") and not callable(value):
         raise InputError(f"{label} must be a function; given {value!r}")
     return value
+
+
+def _read_landings(label: str, value: Any) -> Tensor:
+    """Times to land on, (K,): a tensor, a sequence of numbers, or one number."""
+    try:
+        times = torch.as_tensor(value, dtype=torch.float64).detach()
+    except (TypeError, ValueError, RuntimeError):
+        times = torch.full((1,), torch.nan)
+    if times.dim() > 1 or bool(times.isnan().any()):
+        raise InputError(f"{label} must be times, a tensor of shape (K,) or a list; given {format_value(value)}")
+    return times.reshape(-1)
 
 
 class Callbacks(NamedTuple):

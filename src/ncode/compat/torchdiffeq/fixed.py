@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from .arguments import NO_CALLBACKS, Callbacks, check_times
+from .arguments import NO_CALLBACKS, Callbacks, NoEvent, check_times
 from .runge_kutta import Bracket, Field, Method, Step, advance, real_dtype, towards
 
 EVENT_STEPS = 20_000  # without an event, as in torchdiffeq
@@ -66,7 +66,7 @@ class Fixed:
                     end = _end_slope(f, step) if self.interp == "cubic" else None
                     return Bracket(step.t1 - h, step.t1, partial(_between, step, end))
                 y = step.y1
-        raise InputError(
+        raise NoEvent(
             f"no event between t = {t[0].item():.6g} and {t[0].item() + EVENT_STEPS * h:.6g}, in {EVENT_STEPS} steps:"
             " event_fn has not changed its sign; check it and the direction of time, or use a larger step_size"
         )

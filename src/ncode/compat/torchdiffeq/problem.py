@@ -39,7 +39,8 @@ def make_problem(func: Func, y0: Any, t: Any, rtol: Any, atol: Any, method: Any,
     layout, y = read_state(y0)
     read = read_options(method, method in FIXED, options)
     rtol, atol = read_tolerance("rtol", rtol, layout, y), read_tolerance("atol", atol, layout, y)
-    t, field = check_times(t, y.device), make_field(func, layout)
+    one_stage = method == "euler" and read.get("interp") != "cubic"
+    t, field = check_times(t, y.device), make_field(func, layout, one_stage)
     solver = make_solver(func, method, rtol, atol, read, layout)
     return Problem(func, field, layout, y, t, rtol, atol, method, read, solver)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
+from ...ode.system import CHANGES_ARGUMENT, REUSES_OUTPUT, version_of
 from .runge_kutta import Field
 
 Leaves = tuple[Tensor, ...]
@@ -65,7 +66,42 @@ def read_state(y0: Any) -> tuple[Layout, Tensor]:
     return Layout([leaf.shape for leaf in leaves]), torch.cat([leaf.reshape(-1) for leaf in leaves])
 
 
-def make_field(func: Func, layout: Layout) -> Field:
+def make_field(func: Func, layout: Layout, one_stage: bool = False) -> Field:
+    """func as a function of (t, one tensor), whose results are checked, and that it leaves its arguments as they are.
+
+    `one_stage`: whether a step needs one slope, so that func may write the next one over it.
+    """
+    slopes_of = _make_slopes(func, layout)
+    last: list[tuple[Tensor, int]] = []  # what func returned before, with its version
+
+    def field(t: Tensor, y: Tensor) -> Tensor:
+        kept = t, y
+        if not last:  # func may work in place: not on the caller's y0
+            t, y = t.clone(), y.clone()
+        before = version_of(t) + version_of(y)
+        slope = _called(slopes_of, t, y)
+        if version_of(t) + version_of(y) != before:
+            raise InputError(CHANGES_ARGUMENT)
+        if not last and y.is_inference() and not all(map(torch.equal, kept, (t, y))):  # such tensors have no versions
+            raise InputError(CHANGES_ARGUMENT)
+        if last and not one_stage and version_of(last[0][0]) != last[0][1]:
+            raise InputError(REUSES_OUTPUT)
+        last[:] = [(slope, version_of(slope))]
+        return slope
+
+    return field
+
+
+def _called(slopes_of: Field, t: Tensor, y: Tensor) -> Tensor:
+    try:
+        return slopes_of(t, y)
+    except RuntimeError as error:
+        if "in-place operation" not in str(error):
+            raise
+        raise InputError(CHANGES_ARGUMENT) from error
+
+
+def _make_slopes(func: Func, layout: Layout) -> Field:
     """func as a function of (t, one tensor), whose results are checked."""
     if layout.shapes is None:
 

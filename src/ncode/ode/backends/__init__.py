@@ -6,7 +6,7 @@ Here: what a backend is, and the eager one, which calls functions as they are. i
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
@@ -72,6 +72,14 @@ class Backend(ABC):
     def prepare(self, tensor: Tensor) -> Tensor:
         """The tensor in the memory layout that `run` works best with."""
         return tensor
+
+    def check(self, system: RightHandSide, inputs: Any, check: Callable[[], None]) -> None:
+        """Run a check of a system's functions with inputs of these shapes: here each time, elsewhere once."""
+        check()
+
+    def has_changed(self, system: RightHandSide) -> bool:
+        """Whether something that a system's functions read has changed since its forward pass, if it is watched."""
+        return False
 
     def bucket_size(self, batch: int, alive: int) -> int:
         """The batch size to continue with when this many samples of a batch are alive, at least `alive`."""

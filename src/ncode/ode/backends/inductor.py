@@ -8,24 +8,20 @@ anew when they change; tensors are arguments.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ...errors import InputError
 from ..captures import IsolatedFunction, fingerprint, torch_settings
-from ..system import System, tensors_of
+from ..system import RightHandSide, System, tensors_of
 from . import Backend, TensorFunction
 from .graph import CompiledFunction
 from .layout import to_batch_last
 
 BUCKET = 8  # compiled batches shrink by this factor: every size is a shape of its own
 _LIMIT = 64  # compiled functions kept; the least recently used are dropped
-CHANGED = (
-    "a number, a module or another value that the dynamics read was changed between solve and backward: the gradient"
-    " would be that of another function. Call backward before the change"
-)
+_checked: OrderedDict[Hashable, Any] = OrderedDict()
 _compiled: OrderedDict[Hashable, tuple[Any, CompiledFunction]] = OrderedDict()
 
 
@@ -41,6 +37,16 @@ class Inductor(Backend):
         if size not in function.cache:
             function.cache[size] = _find(function, inputs, tensors, captures)
         return function.cache[size](tensors, captures)
+
+    def check(self, system: RightHandSide, inputs: Any, check: Callable[[], None]) -> None:
+        key = _identity_of_system(system), tuple((it.shape, it.dtype) for it in tensors_of(inputs))
+        if key not in _checked:
+            check()
+            _keep(_checked, key, system)
+
+    def has_changed(self, system: RightHandSide) -> bool:
+        assert isinstance(system, System)
+        return system.memo.get("fingerprint") != _fingerprint(system)
 
     def prepare(self, tensor: Tensor) -> Tensor:
         return to_batch_last(tensor)
@@ -65,13 +71,16 @@ def _find(
     if key in _compiled:
         _compiled.move_to_end(key)
         return _compiled[key][1]
-    if isinstance(function.system, System) and _fingerprint(function.system) != function.system.memo["fingerprint"]:
-        raise InputError(CHANGED)
     made = CompiledFunction(function, inputs, captures)
-    _compiled[key] = function.system, made  # holding the system keeps the ids in its key from being used again
-    while len(_compiled) > _LIMIT:
-        _compiled.popitem(last=False)
+    _keep(_compiled, key, (function.system, made))
     return made
+
+
+def _keep(cache: OrderedDict[Hashable, Any], key: Hashable, value: Any) -> None:
+    """Add a value, which holds the system of its key, so that no id in the key is used again."""
+    cache[key] = value
+    while len(cache) > _LIMIT:
+        cache.popitem(last=False)
 
 
 def _structure(tree: Any) -> Hashable:

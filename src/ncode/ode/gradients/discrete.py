@@ -173,6 +173,8 @@ class DiscretePullback(Pullback):
 
     def pull(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
         problem, kept = self.problem, self.ends.kept
+        if problem.options.backend.has_changed(problem.system):  # perhaps a mere counter
+            self.check_function()
         adjoint = [
             torch.zeros_like(leaf) if grad is None else torch.where(mask, grad, 0)
             for leaf, grad, mask in zip(problem.z0, grads.z, expand_like(kept, problem.z0), strict=True)
