@@ -32,11 +32,14 @@ __all__ = [
 ]
 
 
+THROW = "solve(..., throw=False) returns the others, with nan for these"
+
+
 class Status(enum.IntEnum):
     """How the solve of one sample ended; `sentence` is what a user reads.
 
     >>> Status.MAX_STEPS.sentence
-    'needed more than max_steps steps; raise max_steps, loosen rtol and atol, or shorten the interval'
+    'needed more than max_steps steps; raise max_steps, loosen rtol and atol, or enlarge dt or max_dt if one is set'
     """
 
     OK = 0
@@ -56,7 +59,7 @@ class Status(enum.IntEnum):
 
 _SENTENCES = (
     "reached t1",
-    "needed more than max_steps steps; raise max_steps, loosen rtol and atol, or shorten the interval",
+    "needed more than max_steps steps; raise max_steps, loosen rtol and atol, or enlarge dt or max_dt if one is set",
     "needed a step smaller than time can resolve; the solution may blow up or be stiff there, or rtol and atol are too"
     " tight for this precision",
     "met a value that is not finite; the dynamics returned nan or inf, or the solution overflowed",
@@ -101,7 +104,7 @@ class SolveError(RuntimeError):
         statuses: list[Status],
         solution: Solution | None,
         batch: int,
-        where: str = "solve(..., throw=False) returns the others, with nan for these",
+        where: str = THROW,
     ):
         super().__init__(samples, times, statuses, solution, batch, where)
         self.samples, self.times, self.statuses, self.solution = samples, times, statuses, solution

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .._torch_private import is_symbolic, is_transforming
-from ..errors import InputError, SolveError, Status, check_flag, format_value
+from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
 from .backends import EAGER, Backend
 from .chain import check_jumps, solve_chain
 from .events import Event, check_events
@@ -205,7 +205,7 @@ def solve(
         solved, records = solve_chain(problem, watched, jumps)
         solution = _make_solution(problem, theta, solved, records)
         if throw:
-            _raise_failures(solution)
+            _raise_failures(solution, problem)
         return solution
     planned = problem.fixed_count is not None and options.backend is EAGER and callback is None
     if options.gradient == "autograd" and planned:
@@ -216,7 +216,7 @@ def solve(
     solved = solve_problem(problem)
     solution = _make_solution(problem, theta, solved)
     if throw and solved.failed != 0:
-        _raise_failures(solution)
+        _raise_failures(solution, problem)
     return solution
 
 
@@ -255,12 +255,16 @@ def _absolute_times(problem: Problem, steps: Tensor) -> Tensor:
     return torch.where(steps == span, t1, t0 + steps)
 
 
-def _raise_failures(solution: Solution) -> None:
+def _raise_failures(solution: Solution, problem: Problem) -> None:
     if is_symbolic() or bool(solution.ok.all()):
         return
     failed = (~solution.ok).nonzero().flatten().tolist()
     statuses = [Status(code) for code in solution.codes[failed].tolist()]
-    raise SolveError(failed, solution.t[failed].tolist(), statuses, solution, len(solution.codes))
+    where, dt = THROW, problem.options.dt
+    if dt is not None and Status.MAX_STEPS in statuses:
+        longest = float(problem.span.detach().abs().max())
+        where = f"an interval of {longest:.6g} takes {longest / dt:.3g} steps of dt = {dt:g}; {THROW}"
+    raise SolveError(failed, solution.t[failed].tolist(), statuses, solution, len(solution.codes), where)
 
 
 def _empty(problem: Problem, theta: Control) -> Solution:
