@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+import ncode
 from ncode.ode import METHODS
 
 from . import reference
 from .grammar import (
     HOLDERS,
+    SWITCHES,
     Expression,
     Tensors,
     as_column,
@@ -29,6 +31,11 @@ from .grammar import (
 
 DOUBLE = torch.float64
 ADAPTIVE = tuple(name for name, tableau in METHODS.items() if tableau.adaptive)
+STIFF = ("rosenbrock23", "rodas5p", "kvaerno5", "auto")
+STIFF_FIXED = ("rosenbrock23", "rodas5p", "kvaerno5", "implicit_euler", "trapezoid")
+ORDERS = {"rosenbrock23": 2, "rodas5p": 5, "kvaerno5": 5, "auto": 5} | {name: it.order for name, it in METHODS.items()}
+NESTS = ("tensor", "tensor", "tuple", "dict")
+TOLERANCES = ("number", "number", "tensor", "per sample", "per component")
 COMPLEX_NAMES = {"x", "number", "vector", "sample", "matrix", "add", "sub", "mul", "sin"}
 FAR = (1e4, -1e6, 1.7e9, 1.7e12)  # seconds and milliseconds since 1970 among them
 FORGETS_TIME = 1e5  # a field at later times than this must not depend on time, which its precision cannot resolve
@@ -67,6 +74,9 @@ class Case:
     cost: bool = False
     saved: tuple[float, ...] | None = None  # as fractions of the interval
     saved_kind: str = "own"
+    nest: str = "tensor"  # of x0: with a second state, which decays
+    tolerance: str = "number"  # how rtol and atol are given
+    event: float | None = None  # a level whose crossings by the mean of x are recorded
     dtype: torch.dtype = DOUBLE
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -163,17 +173,49 @@ class Arguments:
     @property
     def solve(self) -> dict[str, Any]:
         """The keyword arguments of `solve`."""
+        case = self.case
+        x0, options = nested(case.nest, self.x0, self.x0.new_ones(len(self.x0), 2)), dict(case.options)
+        if "dt" not in options:
+            options |= {name: self._tolerance(options[name], x0) for name in ("rtol", "atol")}
+        if case.event is not None:
+            options["events"] = ncode.Event(self._of_x(self._event), terminal=False)
         return {
-            "dynamics": self.f,
-            "x0": self.x0,
+            "dynamics": self._of_x(self.f, returns_x=True),
+            "x0": x0,
             "t0": self.given[0],
             "t1": self.given[1],
             "theta": self.theta,
-            "feedback": self.g,
-            "cost": self.cost,
+            "feedback": None if self.g is None else self._of_x(self.g),
+            "cost": None if self.cost is None else self._of_x(self.cost),
             "save_at": self.save_at,
-            **self.case.options,
+            **options,
         }
+
+    def _of_x(self, function: Any, returns_x: bool = False) -> Any:
+        """A function of (t, x, theta) as one of the nest of x."""
+        nest = self.case.nest
+        if nest == "tensor":
+            return function
+
+        def call(t: Tensor, x: Any, theta: Any) -> Any:
+            value = function(t, unnested(x), theta)
+            return nested(nest, value, -_second(x)) if returns_x else value
+
+        return call
+
+    def _event(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
+        return x.real.reshape(len(x), -1).mean(1) - self.case.event
+
+    def _tolerance(self, value: float, x0: Any) -> Any:
+        kind, count, shape = self.case.tolerance, self.case.batch, self.case.shape
+        if kind == "number":
+            return value
+        factors = torch.ones((1,) * (1 + len(shape)))
+        if kind == "per sample":
+            factors = torch.linspace(0.3, 1.0, count)[self.rows].reshape(-1, *[1] * len(shape))
+        elif kind == "per component" and shape:
+            factors = torch.linspace(0.3, 1.0, shape[-1])
+        return nested(self.case.nest, value * factors, value)
 
     def reference(self, tolerance: float = 1e-9) -> reference.Reference:
         """The solution in double precision, to a tight tolerance."""
@@ -184,6 +226,20 @@ class Arguments:
         """The fixed steps of the case's method, in double precision."""
         tableau, dt = METHODS[self.case.options["method"]], self.case.options["dt"]
         return reference.fixed(tableau, dt, self.f, self.g, self.cost, self.x0, self.t0, self.t1, self.theta, self.ts)
+
+
+def nested(nest: str, x: Any, second: Any) -> Any:
+    """Two states in a nest; the first alone as a tensor."""
+    return {"tensor": x, "tuple": (x, second), "dict": {"b": second, "a": (x,)}}[nest]
+
+
+def unnested(x: Any) -> Tensor:
+    """The first state of a nest."""
+    return x if isinstance(x, Tensor) else x["a"][0] if isinstance(x, dict) else x[0]
+
+
+def _second(x: Any) -> Tensor:
+    return x["b"] if isinstance(x, dict) else x[1]
 
 
 def _map_tree(function: Any, tree: Any) -> Any:
@@ -215,7 +271,9 @@ def cases(
     far: bool = True,
     empty: bool = True,
     jumps: bool = True,
+    landings: bool = False,
     single: bool = True,
+    stiff: bool = True,
 ):
     """A call that must succeed.
 
@@ -226,7 +284,9 @@ def cases(
         far: Whether times may be far from zero.
         empty: Whether the batch may be empty.
         jumps: Whether the field may jump at some time, or have kinks.
+        landings: Whether steps must end at all times at which the field may jump.
         single: Whether single precision is possible.
+        stiff: Whether methods for stiff problems are possible.
     """
     batch = draw(st.integers(0 if empty else 1, 4))
     shape = draw(_sizes)
@@ -241,16 +301,22 @@ def cases(
     fractions = st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]) | st.floats(0, 1, width=16), max_size=3)
     saved = draw(st.none() | fractions.map(sorted).map(tuple))
     fixed = draw(st.booleans()) if fixed is None else fixed
-    options: dict[str, Any] = {"step": step, "method": draw(st.sampled_from(list(METHODS) if fixed else ADAPTIVE))}
+    methods = list(METHODS) if fixed else list(ADAPTIVE)
+    if stiff and not dtype.is_complex and draw(st.integers(0, 3)) == 0:
+        methods = list(STIFF_FIXED if fixed else STIFF)
+    options: dict[str, Any] = {"step": step, "method": draw(st.sampled_from(methods))}
+    level = draw(st.none() | st.none() | st.sampled_from([0.013, -0.31])) if step == "sample" and not fixed else None
+    if not fixed and (landings or draw(st.integers(0, 3)) == 0):
+        options["jump_ts"] = list(SWITCHES if landings else SWITCHES[: draw(st.integers(0, 3))])
     if fixed:
         options["dt"] = draw(st.sampled_from([0.25, 0.5, 0.1, 1.0, 3.0]))
     else:
         # Methods of low order would take thousands of steps to tight tolerances.
-        tightest = {2: 4, 3: 5}.get(METHODS[options["method"]].order, 7)
+        tightest = {2: 4, 3: 5}.get(ORDERS[options["method"]], 7)
         exponent = draw(st.integers(3, min(tightest, 5) if dtype == torch.float32 else tightest))
         options |= {"rtol": 10.0**-exponent, "atol": 10.0 ** -(exponent + 1)}
         if draw(st.booleans()):
-            options |= {"max_dt": 0.3, "save_steps": True, "atol": torch.full((1,) * (1 + len(shape)), options["atol"])}
+            options |= {"max_dt": 0.3, "save_steps": True}
     return Case(
         batch=batch,
         shape=shape,
@@ -265,6 +331,9 @@ def cases(
         cost=draw(st.booleans()),
         saved=saved,
         saved_kind=draw(st.sampled_from(["own", "shared", "list"])) if len(times.pairs) == 1 else "own",
+        nest=draw(st.sampled_from(NESTS)),
+        tolerance=draw(st.sampled_from(TOLERANCES)),
+        event=level,
         dtype=dtype,
         options=options,
     )

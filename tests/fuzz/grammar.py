@@ -47,7 +47,8 @@ _leaves = st.sampled_from([("x",), ("x",), ("t",), ("control",)]) | st.tuples(
     st.sampled_from(["number"]), st.sampled_from([-1.0, 0.5, 2.0])
 )
 _tensors = st.tuples(st.sampled_from(["vector", "sample"]), st.integers(0, COUNT - 1))
-_switches = st.sampled_from([-0.51803, 0.26180, 0.76393])  # not at the ends of fixed steps
+SWITCHES = (-0.51803, 0.26180, 0.76393)  # not at the ends of fixed steps
+_switches = st.sampled_from(SWITCHES)
 
 
 KINKS = ("relu", "abs", "max")

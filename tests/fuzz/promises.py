@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 import ncode
 
+from .cases import unnested
 from .grammar import leaves_of
 
 SECONDS = 30.0  # of processor time; a call that takes longer hangs
@@ -56,7 +57,8 @@ def solve(arguments: Any, **changes: Any) -> ncode.Solution:
 
 def outputs(solution: Any) -> dict[str, Tensor]:
     """The tensors of a solution or of a reference, by name."""
-    found = {"x": solution.x, "cost": solution.cost, "xs": solution.xs}
+    xs = None if solution.xs is None else unnested(solution.xs)
+    found = {"x": unnested(solution.x), "cost": solution.cost, "xs": xs}
     found |= {f"theta {i}": leaf for i, leaf in enumerate(leaves_of(solution.theta))}
     return {name: value for name, value in found.items() if value is not None}
 

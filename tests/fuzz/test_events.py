@@ -16,7 +16,7 @@ import ncode
 from . import promises
 
 DOUBLE = torch.float64
-METHODS = ("bosh3", "dopri5", "tsit5", "dopri8")
+METHODS = ("bosh3", "dopri5", "tsit5", "dopri8", "rodas5p", "kvaerno5", "auto")
 SIZE = 256  # of the grid on which the closed form is searched for changes of sign
 
 

@@ -462,3 +462,23 @@ def test_a_sample_that_has_bounced_is_not_searched_any_more():
     event = Event(counted, direction=-1, reset=bounce, max_count=5)
     ncode.solve(fall, start(drop), 0.0, 100.0, theta=(gravity, loss), events=event, rtol=1e-6, atol=1e-8)
     assert calls[0] < 5 * 20
+
+
+def test_an_empty_batch_has_records_without_rows():
+    event = ncode.Event(lambda t, x, theta: x[:, 0])
+    sol = ncode.solve(lambda t, x, theta: -x, torch.ones(0, 2), 0.0, 1.0, events=[event, event], rtol=torch.ones(1, 2))
+    assert len(sol.events) == 2
+    assert [tuple(it.shape) for it in (sol.events[0].counts, sol.events[0].ts, sol.events[0].xs)] == [
+        (0,),
+        (0, 0),
+        (0, 0, 2),
+    ]
+
+
+@pytest.mark.parametrize("options", [{"jump_ts": [0.5]}, {"events": ncode.Event(lambda t, x, theta: x[:, 0] - 0.7)}])
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint", "autograd"])
+def test_no_saved_times_are_as_many_with_events_and_jumps(options, gradient):
+    x0 = torch.ones(3, 2, dtype=torch.float64, requires_grad=True)
+    sol = ncode.solve(lambda t, x, theta: -x, x0, 0.0, 1.0, theta=x0, save_at=[], gradient=gradient, **options)
+    assert sol.xs.shape == sol.thetas.shape == (3, 0, 2)
+    sol.x.sum().backward()

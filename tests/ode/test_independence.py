@@ -171,3 +171,24 @@ def test_a_compiled_solve_is_checked_once_for_what_it_was_compiled_for(monkeypat
     net.train()
     with pytest.raises(InputError, match="samples depend on each other"):
         solve()
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda t, x, theta: x[:, 0] - x.mean(), "samples depend on each other"),
+        (lambda t, x, theta: x[:, 0] - t.mean(), "with the time of another"),
+    ],
+)
+def test_an_event_that_mixes_samples_is_refused(function, words):
+    with pytest.raises(InputError, match=words):
+        ncode.solve(lambda t, x, theta: -x, X0, 0.0, 1.0, events=ncode.Event(function))
+
+
+def test_an_event_may_know_its_samples_by_position():
+    levels = torch.linspace(0.5, 0.9, 6, dtype=DOUBLE)
+    event = ncode.Event(lambda t, x, theta: x[:, 0] - levels)
+    sol = ncode.solve(
+        lambda t, x, theta: -x, torch.ones(6, 1, dtype=DOUBLE), 0.0, 5.0, events=event, rtol=1e-9, atol=1e-9
+    )
+    close(sol.events[0].ts[:, 0], -levels.log(), rtol=1e-6)

@@ -12,7 +12,7 @@ from torch import Tensor
 from .._torch_private import is_symbolic, is_transforming
 from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
 from .backends import EAGER, Backend
-from .chain import check_jumps, solve_chain
+from .chain import check_jumps, gather, solve_chain
 from .events import Event, check_events
 from .gradients.function import Outputs
 from .methods import Method
@@ -195,7 +195,7 @@ def solve(
     )
     throw = check_flag("throw", throw)
     if problem.batch == 0:
-        return _empty(problem, theta)
+        return _empty(problem, theta, check_events(events or ()))
     if is_transforming() and options.gradient != "autograd":
         raise InputError(
             f'gradient="{options.gradient}" does not work inside torch.func transforms: use gradient="autograd" there'
@@ -267,7 +267,7 @@ def _raise_failures(solution: Solution, problem: Problem) -> None:
     raise SolveError(failed, solution.t[failed].tolist(), statuses, solution, len(solution.codes), where)
 
 
-def _empty(problem: Problem, theta: Control) -> Solution:
+def _empty(problem: Problem, theta: Control, events: Sequence[Event]) -> Solution:
     """The solution of a batch without samples."""
     none = torch.zeros(0, dtype=torch.int32, device=problem.t0.device)
     saved = ()
@@ -275,6 +275,5 @@ def _empty(problem: Problem, theta: Control) -> Solution:
         count, shown = problem.ts.shape[1], problem.z0[: problem.system.shown]
         saved = tuple(leaf[:, None].expand(-1, count, *leaf.shape[1:]) for leaf in shown)
     outputs = Outputs(problem.z0, saved)
-    return _make_solution(
-        problem, theta, Solved(outputs, Stats(none, none, none), none, problem.span.detach(), None, 0)
-    )
+    solved = Solved(outputs, Stats(none, none, none), none, problem.span.detach(), None, 0)
+    return _make_solution(problem, theta, solved, tuple(gather(none, [], problem) for _ in events))

@@ -251,15 +251,15 @@ class _Chain:
     def records(self) -> tuple[EventRecord, ...]:
         """What happened, event by event."""
         return tuple(
-            _gather(self.counts[:, i], occurrences, self.problem) for i, occurrences in enumerate(self.occurrences)
+            gather(self.counts[:, i], occurrences, self.problem) for i, occurrences in enumerate(self.occurrences)
         )
 
 
 def _filled(values: State, here: Tensor, new: Sequence[Tensor]) -> State:
     """Values at the saved times, each (batch, T, ...) and nan at first, with new ones at some times."""
     old = values or [torch.full((), torch.nan, dtype=leaf.dtype, device=leaf.device) for leaf in new]
-    pairs = zip(new, old, strict=True)
-    return tuple(torch.where(mask_like(here, leaf[:, 0]), leaf, before) for leaf, before in pairs)
+    masks = [here.reshape(*here.shape, *[1] * (leaf.dim() - 2)) for leaf in new]
+    return tuple(torch.where(*each) for each in zip(masks, new, old, strict=True))
 
 
 def _checked_reset(new: Sequence[Any], old: Sequence[Tensor]) -> State:
@@ -273,7 +273,7 @@ def _checked_reset(new: Sequence[Any], old: Sequence[Tensor]) -> State:
     return tuple(new)
 
 
-def _gather(counts: Tensor, occurrences: Sequence[_Occurrence], problem: Problem) -> EventRecord:
+def gather(counts: Tensor, occurrences: Sequence[_Occurrence], problem: Problem) -> EventRecord:
     """The n-th occurrence of every sample side by side."""
     most = int(counts.max()) if len(counts) else 0
     ts = torch.full((len(counts), most), torch.nan, dtype=torch.float64, device=counts.device)

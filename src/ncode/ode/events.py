@@ -26,7 +26,7 @@ from .captures import held_by
 from .integrate import Attempt, AttemptInputs, AttemptResult, LoopState
 from .problem import Problem
 from .step import evaluate_dense
-from .system import State, map_tensors, rebuild, tensors_of, where
+from .system import Slope, State, map_tensors, rebuild, tensors_of, where
 
 _MOST_EVENTS = 100
 
@@ -130,6 +130,13 @@ class EventWatch:
                 f" returned {given}"
             )
         return value
+
+    def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
+        return self.system.clock(theta, t)
+
+    def bind(self, theta: Sequence[Tensor]) -> Slope:
+        """The values as a function of (time of the clock, z), as a system has its slopes."""
+        return lambda t, z: (self.values(t, z, theta),)
 
     def rates(self, t: Tensor, z: State, theta: Sequence[Tensor], slope: State) -> tuple[Tensor, Tensor, Tensor]:
         """Values, their derivatives along the solution, and sizes to compare rounding with; each (batch, events)."""

@@ -10,16 +10,17 @@ which the batch is kept whole, from samples that interact, which are refused.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .system import REUSES_OUTPUT, RightHandSide, State, version_of, where
+from .system import REUSES_OUTPUT, Slope, State, version_of, where
 
 _INTERACT = (
-    "samples depend on each other: the dynamics, the feedback or the cost of one sample change with the state of"
-    " another (a mean over the batch, or BatchNorm in training mode?). "
+    "samples depend on each other: the dynamics, the feedback, the cost or an event of one sample change with the"
+    " state of another (a mean over the batch, or BatchNorm in training mode?). "
 )
 SAMPLES_INTERACT = _INTERACT + (
     'With step="sample" each sample has its own time and step size, so use step="batch", which keeps all samples at one'
@@ -30,9 +31,18 @@ NO_JACOBIAN = _INTERACT + (
     ' use an explicit method with step="batch"'
 )
 TIMES_INTERACT = (
-    "the dynamics, the feedback or the cost of one sample change with the time of another: t has shape (batch,), one"
-    " time per sample, and in t * x or t[0] * x a sample meets the times of others. Write t.reshape(-1{ones}) * x"
+    "the dynamics, the feedback, the cost or an event of one sample change with the time of another: t has shape"
+    " (batch,), one time per sample, and in t * x or t[0] * x a sample meets the times of others. Write"
+    " t.reshape(-1{ones}) * x"
 )
+
+
+class Evaluated(Protocol):
+    """What is evaluated: a system, or its events."""
+
+    def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor: ...
+
+    def bind(self, theta: Sequence[Tensor]) -> Slope: ...
 
 
 class Positions:
@@ -54,7 +64,7 @@ class Positions:
         self.together, self.method, self.batch = together and method is None, method, batch
 
     def check_start(
-        self, system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor
+        self, system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor
     ) -> None:
         """Refuse samples that depend on each other; `slope` is dz/dt at (t, z), `later` times at which f is defined."""
         if self.batch == 1 or self.together:
@@ -62,24 +72,26 @@ class Positions:
         agrees = self.free is None and _part_agrees(system, t, z, theta, slope, later)
         if not agrees:
             self.free = False
-            self._refuse_interaction(system, t, z, theta, slope, later)
+            self.refuse_interaction(system, t, z, theta, slope, later)
 
     def are_free(
-        self, system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State | None = None
+        self, system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor], slope: State | None = None
     ) -> bool:
         """Whether places do not matter; `slope` is dz/dt at (t, z), if it is known."""
         if self.free is None:
             with torch.no_grad():
                 slope = slope if slope is not None else system.bind(theta)(system.clock(theta, t), z)
             self.free = _part_agrees(system, t, z, theta, slope, t)
-            if not self.free and not self.together:
-                self._refuse_interaction(system, t, z, theta, slope, t)
+            if not self.free:
+                self.refuse_interaction(system, t, z, theta, slope, t)
         return self.free
 
-    def _refuse_interaction(
-        self, system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor
+    def refuse_interaction(
+        self, system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor
     ) -> None:
-        """Move the first half of the samples: the others must not notice."""
+        """Move the first half of the samples in time and state: the others must not notice."""
+        if self.batch == 1 or self.together:
+            return
         moved = torch.arange(len(t), device=t.device) < len(t) // 2
         times = torch.where(moved, later, t)
         if _agree(system, times, where(moved, _elsewhere(z), z), theta, slope, ~moved):
@@ -91,9 +103,7 @@ class Positions:
         raise InputError(SAMPLES_INTERACT if self.method is None else NO_JACOBIAN.format(name=self.method))
 
 
-def _part_agrees(
-    system: RightHandSide, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor
-) -> bool:
+def _part_agrees(system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor) -> bool:
     """Whether the second half of the samples, reversed and after a moved one, has the slopes that it has in the batch.
 
     A difference may be one of rounding: fewer samples may take another algorithm.
@@ -119,7 +129,7 @@ def _elsewhere(z: Sequence[Tensor]) -> list[Tensor]:
 
 @torch.no_grad()
 def _agree(
-    system: RightHandSide,
+    system: Evaluated,
     t: Tensor,
     z: State,
     theta: Sequence[Tensor],

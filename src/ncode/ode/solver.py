@@ -68,6 +68,9 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
             at = problem.system, *problem.start, captures.slope, problem.midway
             with _without_communication():
                 options.backend.check(problem.system, at[2:4], functools.partial(positions.check_start, *at))
+            if watch is not None:
+                values = watch.bind(at[3])(watch.clock(at[3], at[1]), at[2])
+                positions.refuse_interaction(watch, *at[1:4], values, at[5])
         forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch)
     if watch is not None:
         problem = watch.shorten(problem)
