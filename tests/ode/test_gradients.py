@@ -644,3 +644,19 @@ def test_a_module_has_its_own_parameters_back_after_backward():
     torch.func.functional_call(flow, others, (x,)).sum().backward()
     assert {name: id(tensor) for name, tensor in flow.state_dict(keep_vars=True).items()} == own
     assert all(tensor.grad is None for tensor in flow.parameters())
+
+
+@pytest.mark.parametrize("options", [{"method": "implicit_euler", "dt": 0.05}, {"method": "rk4", "dt": 0.05}])
+def test_an_adjoint_that_does_not_come_back_to_the_start_is_refused(options):
+    rate = torch.tensor(20.0, dtype=DOUBLE, requires_grad=True)
+    x0 = torch.ones(2, 1, dtype=DOUBLE)
+    sol = ncode.solve(lambda t, x, theta: torch.cos(x) - rate * x, x0, 0.0, 3.0, gradient="adjoint", **options)
+    with pytest.raises(ncode.InputError, match=r"came back to t0.*gradient=\"discrete\""):
+        sol.x.sum().backward()
+
+
+def test_saved_times_of_a_solution_are_its_own():
+    ts = torch.tensor([0.5, 1.0], dtype=DOUBLE)
+    sol = ncode.solve(lambda t, x, theta: -x, torch.ones(2, 1, dtype=DOUBLE), 0.0, 1.0, save_at=ts)
+    ts.zero_()
+    assert sol.ts.tolist() == [[0.5, 1.0]] * 2

@@ -130,7 +130,8 @@ def solve(
         step: "sample": each sample chooses its steps. "batch": one step size for all, chosen by their mean error.
         gradient: "discrete": equal to backpropagation through the accepted steps, with one state per step in memory.
             "adjoint": solves the augmented adjoint of the paper's Theorem 1 backward in time; memory does not grow with
-            the number of steps, but the gradient is only as exact as that solve: use tight tolerances.
+            the number of steps, but the gradient is only as exact as that solve: use tight tolerances. It is refused
+            where that solve does not come back to x0, since the flow contracts too strongly.
             "autograd": an ordinary graph; second derivatives, forward mode and torch.func work.
         compile: True: compile the steps and their gradients, once per shape ("inductor"); on CUDA also record them as
             CUDA graphs. Numbers and modules that the dynamics read are watched, and a change compiles anew.
@@ -236,7 +237,7 @@ def _make_solution(problem: Problem, theta: Control, solved: Solved, events: tup
         x=system.nest_x(outputs.z),
         theta=theta,
         cost=outputs.z[system.shown] if system.cost is not None else None,
-        ts=problem.ts_given.expand(problem.batch, count) if problem.ts_given is not None else None,
+        ts=problem.ts_given.clone().expand(problem.batch, count) if problem.ts_given is not None else None,
         xs=system.nest_x(outputs.saved) if problem.ts is not None else None,
         thetas=thetas,
         stats=stats,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...errors import SolveError, Status
+from ...errors import InputError, SolveError, Status
 from ..backends import EAGER
 from ..integrate import Attempt, integrate, start_loop
 from ..problem import SampleInputs
@@ -36,6 +36,12 @@ from .function import (
     Pullback,
     inner_product,
     refuse_unknown,
+)
+
+LOST = (
+    'the "adjoint" gradient has no right digit: solved backward in time, sample {row} came back to t0 with a state that'
+    " is {error:.2g} off, where x0 has size {size:.2g}. The flow contracts too strongly to be reversed (or the tolerance"
+    ' is too loose, or dt too large): use gradient="discrete"'
 )
 
 
@@ -210,8 +216,10 @@ class AdjointPullback(Pullback):
                 grad_ts[:, column] = self._time_gradient(system, t, z, jump, without_cost)
             a = [leaf + more for leaf, more in zip(a, jump, strict=True)]
         t = torch.where(self._idle((*a, c)), t0, t)
+        moving = t != t0
         z, a, evaluations = self._solve_back(attempt, quadrature, t, t0, z, a, constants)
-        self._check_return(t != t0, z, problem.z0)
+        self._refuse_lost(moving, z)
+        self._check_return(moving, z, problem.z0)
         spent, theta = spent + evaluations, list(quadrature.theta)
         if moves_t0 and grad_span is not None:
             # t0 as a constant: all of its gradient, -a dz/dt at t0, less what reaches it through the other times.
@@ -245,6 +253,15 @@ class AdjointPullback(Pullback):
                 ' gradient="discrete", a tighter rtol, or save_at: the state starts anew from saved times',
                 stacklevel=2,
             )
+
+    def _refuse_lost(self, moving: Tensor, z: Sequence[Tensor]) -> None:
+        """Refuse a solve backward in time that did not come back to x0: its adjoint has no right digit either."""
+        for back, begin, end in zip(z[: self.problem.system.states], self.problem.z0, self.z1, strict=False):
+            rows = [leaf.detach().reshape(len(back), -1).abs().amax(1) for leaf in (back - begin, begin, end)]
+            lost = moving & ~(rows[0] <= torch.maximum(rows[1], rows[2]).clamp_min(1e-3))
+            if bool(lost.any()):
+                row = int(lost.int().argmax())
+                raise InputError(LOST.format(row=row, error=float(rows[0][row]), size=float(rows[1][row])))
 
     def _solve_back(
         self,
