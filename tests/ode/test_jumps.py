@@ -141,3 +141,20 @@ def test_compiled_solves_respect_jumps(traced):
 def test_what_cannot_be_jumps_is_refused(jumps, options, sentence):
     with pytest.raises(InputError, match=sentence):
         ncode.solve(square_wave, double(0.0, 0.0), 0.0, 1.0, jump_ts=jumps, **options)
+
+
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint", "autograd"])
+@pytest.mark.parametrize("method", ["dopri5", "rosenbrock23"])
+def test_a_sample_that_fails_before_a_jump_spoils_no_shared_gradient(gradient, method):
+    weight = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    rows = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+
+    def dynamics(t, x, theta):
+        return weight * x + rows * torch.exp(1e3 * torch.where(rows > 0, x, 0.0).abs())
+
+    x0, cost = torch.ones(2, 1, dtype=torch.float64), lambda t, x, theta: weight * x[:, 0]
+    options = {"throw": False, "gradient": gradient, "method": method, "rtol": 1e-8, "atol": 1e-8, "max_steps": 5000}
+    sol = ncode.solve(dynamics, x0, 0.0, 1.0, cost=cost, jump_ts=[0.3, 0.6], **options)
+    assert sol.ok.tolist() == [True, False]
+    (sol.x[0, 0] + sol.cost[0]).backward()  # exp(w), and w (exp(w) - 1) / w
+    torch.testing.assert_close(weight.grad, 2 * weight.detach().exp(), rtol=1e-5, atol=0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from .._torch_private import is_transforming
 from ..errors import InputError, Status
 from .events import Event, EventWatch
-from .gradients.function import Outputs
+from .gradients.function import Outputs, harmless_state
 from .problem import Problem, check_times
 from .record import join_tables, mask_like
 from .solution import EventRecord, Stats
@@ -136,7 +136,12 @@ class _Chain:
             after = since >= 0 if not self.stats else since > 0
             ts = torch.where(after & (until <= 0) & self.active[:, None], ts - tau[:, None], torch.nan)
         bounds = self._bounds(t0, t0 + span, target) if whole.system.bounded else ()
-        return replace(whole, z0=self.z, theta=(*self.control, *bounds, t0), t0=t0, t1=t0 + span, span=span, ts=ts)
+        part = replace(whole, z0=self.z, theta=(*self.control, *bounds, t0), t0=t0, t1=t0 + span, span=span, ts=ts)
+        fine = self.codes == Status.OK
+        if bool(fine.all()):
+            return part
+        # A sample that has failed stands still, and its slope, if infinite, would spoil shared gradients.
+        return replace(part, z0=where(fine, self.z, harmless_state(part, fine)))
 
     def _bounds(self, begin: Tensor, end: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """The times that functions may receive: on this side of the jumps at both ends."""
