@@ -121,13 +121,19 @@ def test_samples_at_one_time_need_no_check(options):
     assert field.rows == [8] * int(sol.stats.nfe[0])
 
 
-def test_a_mean_of_a_constant_control_keeps_the_batch_whole():
-    theta = double(1.0, 2.0, 3.0)
-    field = Counted(lambda t, x, theta: -theta.mean() * x)
-    sol = ncode.solve(
-        field, double(1.0, 1.0, 1.0), 0.0, torch.tensor([0.1, 0.1, 5.0]), theta=theta, rtol=1e-8, atol=1e-8
-    )
-    close(sol.x, double(-0.2, -0.2, -10.0).exp(), rtol=1e-4, atol=1e-7)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t, x, theta: -theta * x,
+        lambda t, x, theta: -theta.mean() * x,
+        lambda t, x, theta: (X0[:3, :1] - x) * theta,
+    ],
+)
+@pytest.mark.parametrize("times", [(0.0, 1.0), (0.5, torch.tensor([0.1, 0.1, 5.0]))])
+def test_the_control_of_one_sample_is_not_that_of_another(function, times):
+    theta, x0 = torch.tensor([1.0, 2.0, 3.0], dtype=DOUBLE), torch.ones(3, 3, dtype=DOUBLE)
+    with pytest.raises(InputError, match=r"control of another.*theta\.reshape\(-1, 1\) \* x"):
+        ncode.solve(function, x0, *times, theta=theta)
 
 
 def test_random_numbers_are_no_interaction():
@@ -192,3 +198,12 @@ def test_an_event_may_know_its_samples_by_position():
         lambda t, x, theta: -x, torch.ones(6, 1, dtype=DOUBLE), 0.0, 5.0, events=event, rtol=1e-9, atol=1e-9
     )
     close(sol.events[0].ts[:, 0], -levels.log(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4, 9])
+def test_dynamics_that_divide_by_the_size_of_the_batch_keep_the_batch_whole(batch):
+    """The gradient of an energy that is a mean over the batch, by mistake or not: dx/dt = -x / (batch * 2)."""
+    field = Counted(lambda t, x, theta: -torch.func.grad(lambda y: y.square().mean() / 2)(x))
+    ends = torch.linspace(0.1, 5, batch, dtype=DOUBLE)
+    sol = ncode.solve(field, torch.ones(batch, 2, dtype=DOUBLE), 0.0, ends, rtol=1e-9, atol=1e-9)
+    close(sol.x[:, 0], (-ends / (2 * batch)).exp(), rtol=1e-6)

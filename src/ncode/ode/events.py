@@ -131,6 +131,10 @@ class EventWatch:
             )
         return value
 
+    @property
+    def time_constants(self) -> int:
+        return self.system.time_constants
+
     def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
         return self.system.clock(theta, t)
 

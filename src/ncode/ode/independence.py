@@ -2,9 +2,9 @@
 
 With step="sample" each sample has its own time, and samples that are done are left out of the batch. This is right only
 if the slope of a sample depends on its own time, state and control. It is found out by evaluations: of a part of the
-batch, in another order and next to a sample that was moved in time and state; and, where that part alone has other
-slopes, of the whole batch with some samples moved. The latter tells dynamics that know samples by their places, for
-which the batch is kept whole, from samples that interact, which are refused.
+batch, in another order and next to a copy that was moved in time and state; and, where that part alone has other
+slopes, of the whole batch with some samples moved. The latter tells dynamics that know samples by their places, or how
+many there are, for which the batch is kept whole, from samples that interact, which are refused.
 """
 
 from __future__ import annotations
@@ -37,8 +37,20 @@ TIMES_INTERACT = (
 )
 
 
+CONTROLS_INTERACT = (
+    "the dynamics, the feedback, the cost or an event of one sample change with the control of another: theta has one"
+    " row per sample. If it has shape (batch,), write theta.reshape(-1{ones}) * x; compute what samples share (a mean"
+    " over the batch) outside of the dynamics"
+)
+
+
 class Evaluated(Protocol):
     """What is evaluated: a system, or its events."""
+
+    @property
+    def time_constants(self) -> int:
+        """Number of constants of theta that are no controls, the last ones."""
+        ...
 
     def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor: ...
 
@@ -89,28 +101,33 @@ class Positions:
     def refuse_interaction(
         self, system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor
     ) -> None:
-        """Move the first half of the samples in time and state: the others must not notice."""
+        """Move the first half of the samples in time, state and control: the others must not notice."""
         if self.batch == 1 or self.together:
             return
         moved = torch.arange(len(t), device=t.device) < len(t) // 2
-        times = torch.where(moved, later, t)
-        if _agree(system, times, where(moved, _elsewhere(z), z), theta, slope, ~moved):
+        times, states = torch.where(moved, later, t), where(moved, _elsewhere(z), z)
+        count = len(theta) - system.time_constants
+        controls = (*where(moved, _elsewhere(theta[:count]), theta[:count]), *theta[count:])
+        if _agree(system, times, states, controls, slope, ~moved):
             return
         if not _agree(system, t, z, theta, slope, ~moved):  # no function at all, but random numbers
             return
         if not _agree(system, times, z, theta, slope, ~moved):
             raise InputError(TIMES_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
-        raise InputError(SAMPLES_INTERACT if self.method is None else NO_JACOBIAN.format(name=self.method))
+        if not _agree(system, t, states, theta, slope, ~moved):
+            raise InputError(SAMPLES_INTERACT if self.method is None else NO_JACOBIAN.format(name=self.method))
+        raise InputError(CONTROLS_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
 
 
 def _part_agrees(system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor) -> bool:
-    """Whether the second half of the samples, reversed and after a moved one, has the slopes that it has in the batch.
+    """Whether the second half of the samples, reversed and after a moved copy, has the slopes that it has in the batch.
 
     A difference may be one of rounding: fewer samples may take another algorithm.
     """
     count, half = len(t), len(t) // 2
-    rows = torch.arange(count, half - 1, -1, device=t.device).clamp_max(count - 1)  # the last one is there twice
-    first = torch.arange(len(rows), device=t.device) == 0
+    copies = 1 if count > 3 else 2  # the part must have another size than the batch
+    rows = torch.arange(count - 1 + copies, half - 1, -1, device=t.device).clamp_max(count - 1)
+    first = torch.arange(len(rows), device=t.device) < copies
     some, constants = ([leaf.index_select(0, rows) for leaf in leaves] for leaves in (z, theta))
     expected = tuple(leaf.index_select(0, rows) for leaf in slope)
     times = torch.where(first, later[rows], t[rows])
@@ -123,8 +140,8 @@ def _part_agrees(system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor]
 
 
 def _elsewhere(z: Sequence[Tensor]) -> list[Tensor]:
-    """Another state, also where z is 0."""
-    return [1.25 * leaf + 0.125 for leaf in z]
+    """Other values, also where these are 0; whole numbers stay."""
+    return [1.25 * leaf + 0.125 if leaf.is_floating_point() or leaf.is_complex() else leaf for leaf in z]
 
 
 @torch.no_grad()

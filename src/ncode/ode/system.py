@@ -56,6 +56,11 @@ class RightHandSide(Protocol):
         """The parts of z whose errors have norms of their own."""
         ...
 
+    @property
+    def time_constants(self) -> int:
+        """Number of constants that are no controls, the last ones."""
+        ...
+
     def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
         """The times that the system receives, for times `t` (..., batch) of the loop."""
         ...

@@ -71,6 +71,11 @@ class AdjointSystem:
         parts = self.forward.parts[: 2 if self.forward.driven else 1]
         return (*parts, *(slice(p.start + self.width, p.stop + self.width) for p in parts))
 
+    @property
+    def time_constants(self) -> int:
+        """Number of constants that are no controls: the gradient of the cost is one, too."""
+        return self.forward.time_constants + 1
+
     def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
         return self.forward.clock(theta[:-1], t)
 
