@@ -102,7 +102,9 @@ def test_other_options_do_not_change_values(case):
         trained = case.build(trained=True)
         dense_adjoint = "dense" in change
         changed = outputs(solve(trained, **change, **({"gradient": "discrete"} if dense_adjoint else {})))
-        assert_agree(changed, plain, 1e3 * rounding(case), f"{change}: ")
+        # The graph of a stage of kvaerno5 takes one more iteration of Newton's method.
+        newton = case.options["rtol"] if case.options["method"] == "kvaerno5" and "dt" not in case.options else 0.0
+        assert_agree(changed, plain, 1e3 * rounding(case) + newton, f"{change}: ")
 
 
 @some

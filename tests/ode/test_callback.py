@@ -30,7 +30,7 @@ def rates(t, x, theta):
 @pytest.mark.parametrize("span", [1.0, -1.0])
 @pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.125}, {"step": "batch"}])
 def test_it_sees_every_attempt_of_the_forward_pass_and_none_of_backward(gradient, span, options):
-    seen, theta = Seen(), double(1.0, 9.0, 30.0).requires_grad_()
+    seen, theta = Seen(), double(1.0, 9.0, 12.0).requires_grad_()
     x0 = torch.zeros(3, 1, dtype=DOUBLE)
     sol = ncode.solve(rates, x0, 0.5, 0.5 + span, theta=theta, gradient=gradient, callback=seen, **options)
     assert len(seen) == int((sol.stats.steps + sol.stats.rejected).max())

@@ -383,5 +383,5 @@ def test_an_error_of_the_dynamics_reaches_the_user_as_it_is():
 
 @pytest.mark.parametrize("t1", [1.0, torch.tensor([1.0, 0.5])])
 def test_a_dt_that_is_too_small_is_told_how_many_steps_it_takes(t1):
-    with pytest.raises(SolveError, match=r"interval of 1 takes 1e\+09 steps of dt = 1e-09.*\n.*larger dt"):
+    with pytest.raises(SolveError, match=r"interval of 1 takes 1e\+09 steps of dt = 1e-09.*\n.*enlarge dt"):
         ncode.solve(decay, double(1.0, 2.0), 0.0, t1, method="euler", dt=1e-9, max_steps=20)

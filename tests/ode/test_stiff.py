@@ -512,3 +512,31 @@ def test_an_adjoint_that_loses_its_state_on_the_way_back_warns(save_at):
     lost = pytest.warns(UserWarning, match=r"1 of 2 samples \(the first is 0\) may be wrong")
     with lost if save_at is None else contextlib.nullcontext():
         sol.x.sum().backward()
+
+
+CUT = {
+    "no_grad": lambda t, x, theta: _without_graph(x),
+    "detach": lambda t, x, theta: -x.detach(),
+    "NumPy": lambda t, x, theta: torch.from_numpy(-x.detach().numpy()),
+    "out": lambda t, x, theta: torch.mul(x, -1, out=torch.empty_like(x)),
+}
+
+
+@torch.no_grad()
+def _without_graph(x):
+    return -x
+
+
+@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("options", [{"method": "rodas5p"}, {"method": "rosenbrock23", "dt": 0.25}])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_dynamics_whose_jacobian_autograd_cannot_see_are_refused(name, options, mode):
+    if name == "out" and mode is torch.enable_grad:
+        return  # torch refuses it at the first evaluation
+    with mode(), pytest.raises(InputError, match="autograd cannot follow the dynamics"):
+        ncode.solve(CUT[name], double(1.0, 2.0), 0.0, 1.0, **options)
+
+
+def test_dynamics_that_do_not_depend_on_the_state_need_no_graph():
+    sol = ncode.solve(lambda t, x, theta: torch.ones_like(x), double(1.0, 2.0), 0.0, 1.0, method="rodas5p")
+    close(sol.x, double(2.0, 3.0))

@@ -15,9 +15,16 @@ from torch import Tensor
 
 from .._torch_private import is_traced
 from ..errors import InputError
-from .system import RightHandSide, State
+from .system import RightHandSide, Slope, State
 
 UNROLLED = 8  # up to this size a traced solve writes out linear algebra element by element, so that it is fused
+
+
+NOT_DIFFERENTIABLE = (
+    "methods for stiff problems need the Jacobian of each sample, but autograd cannot follow the dynamics: they change"
+    " with x, and return a tensor without a graph (torch.no_grad(), .detach(), NumPy or out= inside?). Write them"
+    " in operations of torch, give them a method jacobian(t, x, theta), or use an explicit method"
+)
 
 
 class Linearised(NamedTuple):
@@ -53,16 +60,27 @@ def linearise(system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: Stat
         leaves = tuple(map(follow, z))
         # A new leaf for the time would make autograd walk through the whole history of z to look for it.
         at = t + 0 * z[0].reshape(len(t), -1)[:, 0] if graph and z[0].requires_grad else follow(t)
-        slope = system.bind(theta)(at, leaves)
+        slope = _followed(system.bind(theta), at, leaves)
         vector = join(slope)
     n = vector.shape[1]
     rows = _given_rows(system, theta, t, z, n)
     if rows is not None:
         time = _time_derivative(vector, at, graph)
     else:
+        if not vector.requires_grad:
+            _refuse_cut_graph(system, theta, t, z, vector)
         times, parts = _pulled(vector, at, leaves, graph)
         rows, time = tuple(join(row) for row in parts), torch.stack(times, 1)
     return Linearised(slope if graph else tuple(k.detach() for k in slope), rows, time)
+
+
+def _followed(slope: Slope, t: Tensor, z: State) -> State:
+    try:
+        return slope(t, z)
+    except RuntimeError as error:
+        if "automatic differentiation" not in str(error):  # torch's own words about out=
+            raise
+        raise InputError(NOT_DIFFERENTIABLE) from error
 
 
 def _pulled(vector: Tensor, t: Tensor, z: State, graph: bool) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, ...]]]:
@@ -120,3 +138,13 @@ def _time_derivative(vector: Tensor, t: Tensor, graph: bool) -> Tensor:
         return torch.zeros_like(vector)
     (found,) = torch.autograd.grad(pulled, w, torch.ones_like(pulled), graph, graph, allow_unused=True)
     return torch.zeros_like(vector) if found is None else found
+
+
+def _refuse_cut_graph(system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: State, here: Tensor) -> None:
+    """Refuse a slope that changes with z, but has no graph: its Jacobian would be taken for 0."""
+    if is_traced():  # has no values; the first evaluations of a solve are eager
+        return
+    with torch.no_grad():
+        elsewhere = join(system.bind(theta)(t, tuple(1.25 * leaf + 0.125 for leaf in z)))
+    if not torch.equal(here, elsewhere):
+        raise InputError(NOT_DIFFERENTIABLE)
