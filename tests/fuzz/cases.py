@@ -176,7 +176,7 @@ class Arguments:
         case = self.case
         x0, options = nested(case.nest, self.x0, self.x0.new_ones(len(self.x0), 2)), dict(case.options)
         if "dt" not in options:
-            options |= {name: self._tolerance(options[name], x0) for name in ("rtol", "atol")}
+            options |= {name: self._tolerance(options[name]) for name in ("rtol", "atol") if name in options}
         if case.event is not None:
             options["events"] = ncode.Event(self._of_x(self._event), terminal=False)
         return {
@@ -206,7 +206,7 @@ class Arguments:
     def _event(self, t: Tensor, x: Tensor, theta: Any) -> Tensor:
         return x.real.reshape(len(x), -1).mean(1) - self.case.event
 
-    def _tolerance(self, value: float, x0: Any) -> Any:
+    def _tolerance(self, value: float) -> Any:
         kind, count, shape = self.case.tolerance, self.case.batch, self.case.shape
         if kind == "number":
             return value

@@ -207,3 +207,13 @@ def test_dynamics_that_divide_by_the_size_of_the_batch_keep_the_batch_whole(batc
     ends = torch.linspace(0.1, 5, batch, dtype=DOUBLE)
     sol = ncode.solve(field, torch.ones(batch, 2, dtype=DOUBLE), 0.0, ends, rtol=1e-9, atol=1e-9)
     close(sol.x[:, 0], (-ends / (2 * batch)).exp(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_a_driven_control_without_elements_is_no_difference(gradient):
+    x0, theta = X0.clone().requires_grad_(), torch.ones(6, 0, dtype=DOUBLE)
+    sol = ncode.solve(
+        lambda t, x, theta: -x, x0, 0.0, 1.0, theta=theta, feedback=lambda t, x, theta: theta, gradient=gradient
+    )
+    sol.x.sum().backward()
+    close(x0.grad, torch.full_like(X0, -1.0).exp(), rtol=1e-2)

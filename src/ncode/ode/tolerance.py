@@ -169,7 +169,7 @@ def _rms(leaves: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
         else (leaf / scale).abs().square()
         for leaf, scale in zip(leaves, scales, strict=True)
     ]
-    count = sum(leaf[0].numel() for leaf in leaves)
+    count = max(sum(leaf[0].numel() for leaf in leaves), 1)
     return (sum(squares[1:], squares[0]) / count).sqrt()
 
 

@@ -175,7 +175,8 @@ def _masked(ok: Tensor, leaves: Sequence[Tensor], grads: Sequence[Tensor | None]
 
 def _size(leaves: Sequence[Tensor]) -> Tensor:
     """The largest absolute value of each sample, (batch,)."""
-    return torch.stack([leaf.detach().reshape(len(leaf), -1).abs().amax(1) for leaf in leaves]).amax(0)
+    rows = [leaf.detach().reshape(len(leaf), -1).abs().amax(1) for leaf in leaves if leaf.numel()]
+    return torch.stack(rows).amax(0)
 
 
 @dataclass(eq=False)
