@@ -13,7 +13,7 @@ import ncode
 from ncode import Status
 
 from . import reference
-from .cases import DOUBLE, Case, cases, unnested
+from .cases import DOUBLE, STIFF, Case, cases, unnested
 from .promises import assert_agree, gradients, loss, outputs, solve, some
 
 COMPLEX = torch.complex128
@@ -102,9 +102,9 @@ def test_other_options_do_not_change_values(case):
         trained = case.build(trained=True)
         dense_adjoint = "dense" in change
         changed = outputs(solve(trained, **change, **({"gradient": "discrete"} if dense_adjoint else {})))
-        # The graph of a stage of kvaerno5 takes one more iteration of Newton's method.
-        newton = case.options["rtol"] if case.options["method"] == "kvaerno5" and "dt" not in case.options else 0.0
-        assert_agree(changed, plain, 1e3 * rounding(case) + newton, f"{change}: ")
+        # Graphs take one more iteration of Newton's method, and dense output of stiff methods has an error of its own.
+        stiff = 10 * case.options["rtol"] if case.options["method"] in STIFF and "dt" not in case.options else 0.0
+        assert_agree(changed, plain, 1e3 * rounding(case) + stiff, f"{change}: ")
 
 
 @some

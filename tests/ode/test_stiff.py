@@ -540,3 +540,8 @@ def test_dynamics_whose_jacobian_autograd_cannot_see_are_refused(name, options, 
 def test_dynamics_that_do_not_depend_on_the_state_need_no_graph():
     sol = ncode.solve(lambda t, x, theta: torch.ones_like(x), double(1.0, 2.0), 0.0, 1.0, method="rodas5p")
     close(sol.x, double(2.0, 3.0))
+
+
+def test_a_stiff_method_under_inference_mode_is_told_to_use_no_grad():
+    with torch.inference_mode(), pytest.raises(InputError, match="use no_grad"):
+        ncode.solve(lambda t, x, theta: -x, double(1.0, 2.0), 0.0, 1.0, method="rodas5p")

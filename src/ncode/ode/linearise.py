@@ -22,8 +22,9 @@ UNROLLED = 8  # up to this size a traced solve writes out linear algebra element
 
 NOT_DIFFERENTIABLE = (
     "methods for stiff problems need the Jacobian of each sample, but autograd cannot follow the dynamics: they change"
-    " with x, and return a tensor without a graph (torch.no_grad(), .detach(), NumPy or out= inside?). Write them"
-    " in operations of torch, give them a method jacobian(t, x, theta), or use an explicit method"
+    " with x, and return a tensor without a graph (torch.no_grad(), .detach(), NumPy or out= inside?), or solve runs"
+    " under torch.inference_mode() (use no_grad). Write them in operations of torch, give them a method"
+    " jacobian(t, x, theta), or use an explicit method"
 )
 
 
@@ -68,7 +69,7 @@ def linearise(system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: Stat
         time = _time_derivative(vector, at, graph)
     else:
         if not vector.requires_grad:
-            _refuse_cut_graph(system, theta, t, z, vector)
+            _refuse_cut_graph(system, theta, t, z, vector.clone())  # the next evaluation may write over it
         times, parts = _pulled(vector, at, leaves, graph)
         rows, time = tuple(join(row) for row in parts), torch.stack(times, 1)
     return Linearised(slope if graph else tuple(k.detach() for k in slope), rows, time)
