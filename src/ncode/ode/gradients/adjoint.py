@@ -256,6 +256,8 @@ class AdjointPullback(Pullback):
         sizes = [torch.maximum(a.detach().abs(), b.abs()) for a, b in zip(expected, self.z1, strict=False)]
         lost = torch.zeros_like(mask)
         for leaf, value, size, limit in zip(z, expected, sizes, tolerance.scales(sizes), strict=False):
+            if not leaf.numel():
+                continue
             error, limit, size = (it[:, None].flatten(1) for it in ((leaf - value.detach()).abs(), 1000 * limit, size))
             lost = lost | ((error > limit) & (error > 0.01 * size.amax(1, keepdim=True))).any(1)
         lost = (lost & mask).nonzero().flatten().tolist()
