@@ -94,3 +94,10 @@ def has_other_ranks() -> bool:
         and torch.distributed.is_initialized()
         and torch.distributed.get_world_size() > 1
     )
+
+
+def core_decompositions() -> dict[Any, Any]:
+    """Operations in terms of those of the core ATen set."""
+    from torch._decomp import core_aten_decompositions
+
+    return dict(core_aten_decompositions())

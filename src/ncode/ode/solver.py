@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,7 +17,7 @@ from .captures import Captures, find_captures
 from .events import EventWatch
 from .gradients.adjoint import AdjointPullback
 from .gradients.discrete import DiscretePullback
-from .gradients.function import Ends, ForwardContext, Outputs, connect, harmless_state, isolate_captures
+from .gradients.function import Ends, ForwardContext, Outputs, Pullback, connect, harmless_state, isolate_captures
 from .gradients.unrolled import mask_failed, planned_steps, saved_at_start, unroll
 from .independence import Positions
 from .integrate import Attempt, LoopState, integrate, start_loop
@@ -64,14 +64,13 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     if watch is not None and watch.holds_samples:
         positions.free = False
     with torch.no_grad(), forward_mode_enabled(False):
-        if not problem.checked:
-            at = problem.system, *problem.start, captures.slope, problem.midway
-            with _without_communication():
-                options.backend.check(problem.system, at[2:4], functools.partial(positions.check_start, *at))
-            if watch is not None:
-                values = watch.bind(at[3])(watch.clock(at[3], at[1]), at[2])
-                positions.refuse_interaction(watch, *at[1:4], values, at[5])
-        forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch)
+        whole = options.backend.solve_whole(problem, captures, differentiates) if watch is None else None
+        if whole is not None:  # its samples are known to be separate
+            forward = _finish_whole(problem, whole.state)
+        else:
+            if not problem.checked:
+                _check_separate(problem, captures, positions, watch)
+            forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch)
     if watch is not None:
         problem = watch.shorten(problem)
     state = forward.state
@@ -79,7 +78,8 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
         # How far a sample got that did not reach t1 is a constant.
         span = torch.where(state.status == Status.OK, problem.span, problem.span.detach())
         problem = replace(problem, span=span)
-    stats = Stats(forward.nfe, state.accepted, state.rejected, backend=options.backend.name)
+    name = options.backend.name if whole is None else whole.backend
+    stats = Stats(forward.nfe, state.accepted, state.rejected, backend=name)
     if unrolled and tape is not None:
         outputs, times = _unroll(problem, captures, positions, tape, forward, stats)
     else:
@@ -88,8 +88,20 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
             times, states, powers = _step_times(problem, forward.dense.records), *forward.dense.stacked()
         outputs = Outputs(state.z, forward.saved, states, powers)
         if differentiates:
-            outputs = _connect(problem, captures, positions, tape, forward, stats, outputs)
+            make = None if whole is None else whole.pullback
+            outputs = _connect(problem, captures, positions, tape, forward, stats, outputs, make)
     return Solved(outputs, stats, state.status, state.t, times, forward.failed, forward.steps)
+
+
+def _check_separate(problem: Problem, captures: Captures, positions: Positions, watch: EventWatch | None) -> None:
+    """Refuse functions that let samples interact, where each sample has its own time."""
+    t, z, theta = problem.start
+    at = problem.system, t, z, theta, captures.slope, problem.midway
+    with _without_communication():
+        problem.options.backend.check(problem.system, (z, theta), functools.partial(positions.check_start, *at))
+    if watch is not None:
+        values = watch.bind(theta)(watch.clock(theta, t), z)
+        positions.refuse_interaction(watch, t, z, theta, values, problem.midway)
 
 
 def solve_planned(problem: Problem) -> Solved:
@@ -230,16 +242,36 @@ def run_forward(
         names = ("t", "z", "status", "accepted", "rejected", "spent")
         kept = map_tensors(torch.clone, tuple(getattr(state, name) for name in names))
         state = state._replace(**dict(zip(names, kept, strict=True)))
-    if failed != 0 and not (fixed or options.implicit):
-        state = state._replace(status=mark_stiff(system, state.t, t1, state.h, state.z, theta, state.status))
     nfe = start.nfe + (state.accepted + state.rejected) * step.evaluations
     nfe = nfe if state.spent is None else nfe + state.spent
-    if failed != 0 or state.z[0] is z[0]:  # where nothing moved, the result must not be the input itself
-        bad = expand_like(~_kept(problem, state.status), state.z)
-        state = state._replace(z=tuple(torch.where(b, torch.nan, leaf) for b, leaf in zip(bad, state.z, strict=True)))
+    state = _finish(problem, state, theta, failed, still=state.z[0] is z[0])
     table = None if steps is None else steps.table(state.t, state.accepted)
     values = saved.values if saved is not None else ()
     return ForwardResult(state, nfe, values, dense, step.evaluations, failed, table)
+
+
+def _finish_whole(problem: Problem, state: LoopState) -> ForwardResult:
+    """The end of a forward pass that a backend ran as a whole."""
+    options, away = problem.options, problem.span.detach() != 0
+    failed = int((state.status != Status.OK).sum())
+    evaluations = options.make_step(problem.system, estimate=options.dt is None).evaluations
+    nfe = away.int() * (2 if options.dt is None else 1) + (state.accepted + state.rejected) * evaluations
+    state = _finish(problem, state, [leaf.detach() for leaf in problem.theta], failed)
+    return ForwardResult(state, nfe, (), None, evaluations, failed)
+
+
+def _finish(
+    problem: Problem, state: LoopState, theta: Sequence[Tensor], failed: int | None, still: bool = False
+) -> LoopState:
+    """The last state, with the reason of each failure, and nan where there is no result."""
+    options, t1 = problem.options, problem.span.detach()
+    if failed != 0 and options.dt is None and not options.implicit:
+        status = mark_stiff(problem.system, state.t, t1, state.h, state.z, theta, state.status)
+        state = state._replace(status=status)
+    if failed != 0 or still:  # where nothing moved, the result must not be the input itself
+        bad = expand_like(~_kept(problem, state.status), state.z)
+        state = state._replace(z=tuple(torch.where(b, torch.nan, leaf) for b, leaf in zip(bad, state.z, strict=True)))
+    return state
 
 
 def _make_observer(problem: Problem, z: State) -> Observer | None:
@@ -262,14 +294,17 @@ def _connect(
     forward: ForwardResult,
     stats: Stats,
     outputs: Outputs,
+    make_pullback: Callable[..., Pullback] | None = None,
 ) -> Outputs:
-    """The outputs with a gradient: "discrete" along a tape, "adjoint" without one."""
+    """The outputs with a gradient: "discrete" along a tape, "adjoint" without one, or of a backend's own."""
     state, context = forward.state, ForwardContext(problem.system, problem.t0.device, captures)
     system, isolated = isolate_captures(problem.system, captures)
     problem = replace(problem, system=system)
     ends = Ends(state.status, state.t, _kept(problem, state.status), forward.moved)
     common = problem, isolated, ends, stats, context, positions
-    if tape is not None:
+    if make_pullback is not None:
+        pullback = make_pullback(*common)
+    elif tape is not None:
         pullback = DiscretePullback(*common, tape)
     else:
         z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (state.z, forward.saved))

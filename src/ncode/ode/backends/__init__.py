@@ -1,20 +1,27 @@
 """Backends: how the pure functions of a solve (start, attempt, pullback of a step) are executed.
 
-Here: what a backend is, and the eager one, which calls functions as they are. inductor.py compiles them.
+Here: what a backend is, and the eager one, which calls functions as they are. inductor.py compiles them. A backend may
+also run a solve as a whole (ode/kernel/).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
 from ...errors import InputError, check_choice
 from ..system import RightHandSide
 
-BACKENDS = ("eager", "inductor")
+if TYPE_CHECKING:
+    from ..captures import Captures
+    from ..gradients.function import Pullback
+    from ..integrate import LoopState
+    from ..problem import Problem
+
+BACKENDS = ("eager", "inductor", "kernel")
 
 
 class TensorFunction(Protocol):
@@ -42,6 +49,14 @@ class TensorFunction(Protocol):
         ...
 
     def __call__(self, inputs: Any, /) -> Any: ...
+
+
+class WholeSolve(NamedTuple):
+    """A solve that a backend ran as a whole: the end of the loop, and the class of its pullback, if it has gradients."""
+
+    backend: str
+    state: LoopState
+    pullback: Callable[..., Pullback] | None
 
 
 class Backend(ABC):
@@ -85,6 +100,14 @@ class Backend(ABC):
         """The batch size to continue with when this many samples of a batch are alive, at least `alive`."""
         return alive
 
+    def solve_whole(self, problem: Problem, captures: Captures, differentiates: bool) -> WholeSolve | None:
+        """The solve as a whole, without `run`; None where the backend cannot do that."""
+        return None
+
+    def why_not_whole(self, problem: Problem, captures: Captures, differentiates: bool) -> str | None:
+        """Why a solve cannot run as a whole, as a clause; None if it can."""
+        return "the backend runs functions one by one"
+
 
 class Eager(Backend):
     """Calls functions as they are."""
@@ -109,6 +132,10 @@ def find_backend(compile: Any) -> Backend:
         )
     if compile is False or (isinstance(compile, str) and check_choice("backend", compile, BACKENDS) == "eager"):
         return EAGER
-    from .inductor import INDUCTOR  # only here: an eager solve needs no compiler
+    if compile == "inductor":
+        from .inductor import INDUCTOR  # only here: an eager solve needs no compiler
 
-    return INDUCTOR
+        return INDUCTOR
+    from ..kernel.backend import FASTEST, KERNEL
+
+    return KERNEL if compile == "kernel" else FASTEST

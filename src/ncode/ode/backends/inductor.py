@@ -66,7 +66,7 @@ def _find(
     """The compiled form of a function for these shapes, from the cache if it is there."""
     shapes = tuple((it.shape, it.dtype, it.device) for it in tensors)
     outside = tuple((it.shape, it.stride(), it.dtype, it.device) for it in captures)
-    what = type(function).__name__, _identity_of_system(function.system), function.signature
+    what = type(function).__name__, identity_of_system(function.system), function.signature
     key = what, shapes, _structure(inputs), outside, torch_settings(tensors[0].device)
     if key in _compiled:
         _compiled.move_to_end(key)
@@ -89,7 +89,7 @@ def _structure(tree: Any) -> Hashable:
     return "tensor" if isinstance(tree, Tensor) else tree
 
 
-def _identity_of_system(system: Any) -> Hashable:
+def identity_of_system(system: Any) -> Hashable:
     """What the system's functions do; found once per solve, since it takes a while."""
     if system is None:
         return None

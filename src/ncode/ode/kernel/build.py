@@ -1,0 +1,85 @@
+"""C++ source to a loaded library: one call of the compiler, kept on disk between processes."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from .trace import Unsupported
+
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_QUIET = ("-Wno-psabi", "-Wno-ignored-attributes", "-pthread")
+_SLOW = 2.0  # seconds of compilation that are worth a message
+_log = logging.getLogger("ncode")
+_pool = ThreadPoolExecutor(2, thread_name_prefix="ncode-build")
+_loaded: dict[str, Future[ctypes.CDLL]] = {}
+
+
+@functools.cache
+def compiler() -> str | None:
+    """The C++ compiler: that of the variable CXX, or g++, clang++ or c++."""
+    names = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
+    return next((found for name in names if name and (found := shutil.which(name))), None)
+
+
+@functools.cache
+def _identity() -> str:
+    """The compiler's version and the processor: a library is made for both."""
+    known = subprocess.run([compiler() or "", "--version"], capture_output=True, text=True, check=False).stdout
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = [" ".join(map(str, os.uname()))]
+    processor = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0])
+    return f"{compiler()} {known} {processor}"
+
+
+def cache_folder() -> Path:
+    """Where libraries are kept: next to those of TorchInductor, if its folder was chosen, or in the user's cache."""
+    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "ncode" / "kernels"
+
+
+def start_build(source: str) -> Future[ctypes.CDLL]:
+    """The library of a source, loaded; other work may go on while it is compiled."""
+    key = hashlib.sha256("\n".join((_identity(), *FLAGS, *_QUIET, source)).encode()).hexdigest()[:32]
+    if key not in _loaded:
+        _loaded[key] = _pool.submit(_build, source, key)
+    return _loaded[key]
+
+
+def _build(source: str, key: str) -> ctypes.CDLL:
+    for folder in (cache_folder(), Path(tempfile.gettempdir()) / f"ncode-kernels-{os.getuid()}"):
+        library = folder / f"{key}.so"
+        if not library.exists():
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _compile(source, library)
+            except OSError:  # a folder that cannot be written to
+                continue
+        return ctypes.CDLL(str(library))
+    raise Unsupported("no folder for compiled kernels can be written to")
+
+
+def _compile(source: str, library: Path) -> None:
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        code, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
+        code.write_text(source)
+        command = [compiler() or "", *FLAGS, *_QUIET, str(code), "-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Unsupported(f"{compiler()} failed: {done.stderr.strip()[:500]}")
+        os.replace(made, library)  # whole or not at all, also where several processes compile the same
+    if time.monotonic() - begin > _SLOW:
+        _log.info("compiled a kernel in %.1f s; the next process finds it in %s", time.monotonic() - begin, library.parent)

@@ -1,0 +1,227 @@
+"""Statements of a loop program as C++: every element is a vector of samples, so that loops have nothing to vectorise."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from .ir import Buffer, Contract, Operand, Pointwise, Program, Reduce, Statement, View, reads
+
+UNROLLED = 4  # loops of at most this many turns are written out
+_ACCUMULATORS = 8  # sums that are under way at a time, to hide the latency of an addition
+
+
+class Printer:
+    """Prints statements. `places` says how a buffer is called; others become local arrays."""
+
+    def __init__(self, places: dict[Buffer, str], kept: Iterable[Buffer] = ()):
+        self.places, self.kept = dict(places), {*places, *kept}
+        self.lines: list[str] = []
+
+    def block(self, statements: Sequence[Statement]) -> list[str]:
+        """All statements in order, neighbours that have the same loops in one loop."""
+        groups = list(_groups(statements))
+        for number, group in enumerate(groups):
+            later = {buffer for other in groups[number + 1 :] for it in other for buffer in reads(it)}
+            self._group(group, later | self.kept)
+        return self.lines
+
+    def copy(self, place: str, operand: Operand, shape: Sequence[int]) -> None:
+        """Write an operand to an array, row by row."""
+        target = Buffer(place, math.prod(shape))
+        self.places[target] = place
+        view = operand.expand(shape) if isinstance(operand, View) else operand
+        self._loop([Pointwise(View.whole(target, shape), "copy", (view,))], {target})
+
+    def name(self, buffer: Buffer) -> str:
+        if buffer not in self.places:
+            self.places[buffer] = buffer.name
+            self.lines.append(f"V {buffer.name}[{max(buffer.size, 1)}];")
+        return self.places[buffer]
+
+    def _group(self, group: list[Statement], stored: set[Buffer]) -> None:
+        first = group[0]
+        if isinstance(first, Contract):
+            self._contract(first)
+        elif isinstance(first, Reduce):
+            self._reduce(first)
+        else:
+            self._loop([it for it in group if isinstance(it, Pointwise)], stored)
+
+    def _loop(self, group: Sequence[Pointwise], stored: set[Buffer]) -> None:
+        views = [view for it in group for view in (it.out, *it.operands) if isinstance(view, View)]
+        inside: dict[Buffer, str] = {}
+        body: list[tuple[str, View | None, list[Operand], str]] = []
+        for number, it in enumerate(group):
+            body.append((f"r{number}", it.out if it.out.buffer in stored else None, list(it.operands), it.op))
+            if it.out.buffer in stored:
+                self.name(it.out.buffer)
+        shape, strides = collapse(group[0].out.shape, views)
+        table = dict(zip(map(id, views), strides, strict=True))
+        if math.prod(shape) == 0:
+            return
+
+        def turn(index: Sequence[int | str]) -> Iterator[str]:
+            inside.clear()
+            for (register, out, operands, op), it in zip(body, group, strict=True):
+                values = [self._value(operand, table, index, inside) for operand in operands]
+                yield f"V {register} = {op}_({', '.join(values)});"
+                inside[it.out.buffer] = register
+                if out is not None:
+                    yield f"{self.name(out.buffer)}[{array_index(out.offset, table[id(out)], index)}] = {register};"
+
+        if math.prod(shape) <= UNROLLED:
+            for index in _indices(shape):
+                self.lines.append("{ " + " ".join(turn(index)) + " }")
+            return
+        names = [f"i{d}" for d in range(len(shape))]
+        heads = [f"for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, shape, strict=True)]
+        self.lines += [" ".join(heads) + " {", *turn(names), "}"]
+
+    def _value(self, operand: Operand, table: dict[int, tuple[int, ...]], index: Sequence[int | str], inside: dict) -> str:
+        if not isinstance(operand, View):
+            return _number(operand)
+        if operand.buffer in inside:
+            return inside[operand.buffer]
+        text = f"{self.name(operand.buffer)}[{array_index(operand.offset, table[id(operand)], index)}]"
+        return f"all({text})" if operand.buffer.shared else text
+
+    def _load(self, view: View, index: Sequence[int | str]) -> str:
+        text = f"{self.name(view.buffer)}[{array_index(view.offset, view.strides, index)}]"
+        return text
+
+    def _reduce(self, it: Reduce) -> None:
+        start = {"sum": "0", "prod": "1", "amax": "-INF", "amin": "INF"}[it.op]
+        join = {"sum": "r + {}", "prod": "r * {}", "amax": "maximum_(r, {})", "amin": "minimum_(r, {})"}[it.op]
+        rank, source = len(it.out.shape), it.operands[0]
+        self.name(it.out.buffer)
+        names = [f"i{d}" for d in range(len(source.shape))]
+        heads = [f"for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, source.shape, strict=True)]
+        self.lines += [
+            " ".join([*heads[:rank], "{"]),
+            f"V r = all({start});",
+            f"{' '.join(heads[rank:])} r = {join.format(self._load(source, names))};",
+            f"{self._load(it.out, names[:rank])} = r;",
+            "}",
+        ]
+
+    def _contract(self, it: Contract) -> None:
+        """Several elements of the result at a time, or several parts of one element's sum."""
+        (left, right), out = it.operands, it.out
+        self.name(out.buffer)
+        rank, terms = len(out.shape), left.shape[-1]
+        wide = max(range(rank), key=lambda d: out.shape[d], default=None)
+        width = 1 if wide is None else out.shape[wide]
+        names = [f"i{d}" for d in range(rank)]
+        outer = [f"for (int {names[d]} = 0; {names[d]} < {out.shape[d]}; {names[d]}++)" for d in range(rank) if d != wide]
+        self.lines.append(" ".join([*outer, "{"]))
+        for start in range(0, width, _ACCUMULATORS) if width <= 2 * _ACCUMULATORS else [None]:
+            if start is None:
+                whole = width // _ACCUMULATORS * _ACCUMULATORS
+                self.lines.append(f"for (int j = 0; j < {whole}; j += {_ACCUMULATORS}) {{")
+                self._sums(it, names, wide, [f"j + {u}" for u in range(_ACCUMULATORS)], terms)
+                self.lines.append("}")
+                if width > whole:
+                    self._sums(it, names, wide, list(range(whole, width)), terms)
+            else:
+                self._sums(it, names, wide, list(range(start, min(start + _ACCUMULATORS, width))), terms)
+        self.lines.append("}")
+
+    def _sums(self, it: Contract, names: list[str], wide: int | None, elements: Sequence[int | str], terms: int) -> None:
+        left, right = it.operands
+        parts = max(1, min(_ACCUMULATORS // len(elements), terms))
+        parts = max(p for p in range(1, parts + 1) if terms % p == 0)
+
+        def at(element: int | str) -> list[int | str]:
+            return [element if d == wide else name for d, name in enumerate(names)]
+
+        cells = [(u, p) for u in range(len(elements)) for p in range(parts)]
+        self.lines.append("{ V " + ", ".join(f"a{u}_{p} = {{}}" for u, p in cells) + ";")
+        self.lines.append(f"for (int k = 0; k < {terms}; k += {parts}) {{")
+        for u, p in cells:
+            index = [*at(elements[u]), f"k + {p}" if p else "k"]
+            self.lines.append(f"a{u}_{p} += {self._load(left, index)} * {self._load(right, index)};")
+        self.lines.append("}")
+        for u, element in enumerate(elements):
+            total = " + ".join(f"a{u}_{p}" for p in range(parts))
+            self.lines.append(f"{self._load(it.out, at(element))} = {total};")
+        self.lines.append("}")
+
+
+def _groups(statements: Sequence[Statement]) -> Iterator[list[Statement]]:
+    """Neighbouring statements that one loop can execute: each reads what the others wrote only in the same turn."""
+    written = Counter(it.out.buffer for it in statements)
+    group: list[Statement] = []
+    for it in statements:
+        if group and not (_joins(it, group, written)):
+            yield group
+            group = []
+        group.append(it)
+    if group:
+        yield group
+
+
+def _joins(it: Statement, group: Sequence[Statement], written: Counter[Buffer]) -> bool:
+    if not isinstance(it, Pointwise) or not all(isinstance(other, Pointwise) for other in group):
+        return False
+    if it.out.shape != group[0].out.shape or any(written[other.out.buffer] > 1 for other in (it, *group)):
+        return False
+    outs = {other.out.buffer: other.out for other in group}
+    views = [view for view in it.operands if isinstance(view, View) and view.buffer in outs]
+    return all(view == outs[view.buffer] for view in views)
+
+
+def collapse(shape: Sequence[int], views: Sequence[View]) -> tuple[list[int], list[tuple[int, ...]]]:
+    """Loops over neighbouring dimensions as one loop, where all views allow it."""
+    sizes: list[int] = []
+    columns: list[list[int]] = []
+    for d, size in enumerate(shape):
+        column = [view.strides[d] for view in views]
+        if size == 1:
+            continue
+        if sizes and all(old == new * size for old, new in zip(columns[-1], column, strict=True)):
+            sizes[-1], columns[-1] = sizes[-1] * size, column
+        else:
+            sizes.append(size)
+            columns.append(column)
+    strides = [tuple(column[v] for column in columns) for v in range(len(views))]
+    return sizes, strides
+
+
+def _indices(shape: Sequence[int]) -> Iterator[list[int | str]]:
+    if not shape:
+        yield []
+        return
+    for first in range(shape[0]):
+        for rest in _indices(shape[1:]):
+            yield [first, *rest]
+
+
+def array_index(offset: int, strides: Sequence[int], index: Sequence[int | str]) -> str:
+    """Where an element lies, in an array."""
+    constant, parts = offset, []
+    for stride, at in zip(strides, index, strict=True):
+        if isinstance(at, int):
+            constant += stride * at
+        elif stride:
+            parts.append(f"({at}) * {stride}" if stride != 1 else at)
+    return " + ".join([*parts, *([str(constant)] if constant or not parts else [])])
+
+
+def _number(value: float) -> str:
+    if value != value:
+        return "all(NOT_A_NUMBER)"
+    if math.isinf(value):
+        return "all(INF)" if value > 0 else "all(-INF)"
+    return f"all(real({value!r}))"
+
+
+def lane_buffers(statements: Sequence[Statement]) -> list[Buffer]:
+    """The buffers that statements write."""
+    return list(dict.fromkeys(it.out.buffer for it in statements))
+
+
+def program_size(program: Program) -> int:
+    """How many elements all buffers of a program have."""
+    return sum(buffer.size for buffer in lane_buffers([*program.statements, *program.adjoint]))

@@ -1,0 +1,122 @@
+"""The user's functions as graphs of tensor operations: one evaluation of the system, and its pullback.
+
+Both are traced with the batch of the solve, so that they are what an eager solve would do with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx
+
+from ..._torch_private import TorchDispatchMode, core_decompositions, trace
+from ..captures import Captures
+from ..gradients.function import ForwardContext, refuse_unknown
+from ..system import State, System
+
+_aten = torch.ops.aten
+
+
+class Unsupported(Exception):
+    """Something that a kernel cannot do; the message is a clause that says what."""
+
+
+class Wanted(NamedTuple):
+    """Which inputs need a gradient, apart from the state."""
+
+    time: bool
+    theta: tuple[bool, ...]  # the control's leaves
+
+
+class Graph(NamedTuple):
+    """A traced function of (t, z, theta, gradient of the slope); its results are the slope, then gradients."""
+
+    module: fx.GraphModule
+    states: int  # leaves of z
+    controls: int  # leaves of theta
+    wanted: Wanted | None  # of a pullback: the gradients after those of z
+    captures: int = 0  # of a pullback: the gradients of captures, last
+
+
+class _RefuseReads(TorchDispatchMode):
+    """Refuses dynamics that read a tensor's value: a trace would keep the value of this one time."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (_aten._local_scalar_dense.default, _aten.equal.default, _aten.nonzero.default):
+            raise Unsupported(f"the dynamics read the values of a tensor ({func})")
+        return func(*args, **(kwargs or {}))
+
+
+def trace_slope(system: System, t: Tensor, z: State, theta: Sequence[Tensor]) -> Graph:
+    """One evaluation of the system, at t of its clock."""
+    control, rest = _split(system, theta)
+
+    def slope(*inputs: Tensor) -> list[Tensor]:
+        time, at, leaves = inputs[0], inputs[1 : 1 + len(z)], inputs[1 + len(z) :]
+        return list(system.bind((*leaves, *rest))(time, tuple(at)))
+
+    with torch.no_grad():
+        return Graph(_trace(slope, (t, *z, *control)), len(z), len(control), None)
+
+
+def trace_pullback(
+    system: System,
+    t: Tensor,
+    z: State,
+    theta: Sequence[Tensor],
+    wanted: Wanted,
+    captures: Captures,
+    context: ForwardContext,
+) -> Graph:
+    """The slope, and the products of its gradient with its derivatives."""
+    control, rest = _split(system, theta)
+    states, controls = len(z), len(control)
+
+    def pullback(*inputs: Tensor) -> list[Tensor | None]:
+        flags = [wanted.time, *[True] * states, *wanted.theta]
+        given = inputs[: 1 + states + controls]
+        leaves = [leaf.detach().requires_grad_(flag) for leaf, flag in zip(given, flags, strict=True)]
+        with torch.enable_grad(), context:
+            slope = system.bind((*leaves[1 + states :], *rest))(leaves[0], tuple(leaves[1 : 1 + states]))
+        pairs = zip(slope, inputs[1 + states + controls :], strict=True)
+        linked = [(k, grad) for k, grad in pairs if k.requires_grad]
+        sought = [leaf for leaf in (*leaves[1 : 1 + states], *leaves[:1], *leaves[1 + states :]) if leaf.requires_grad]
+        found: Sequence[Tensor | None] = [None] * (len(sought) + len(captures.trained))
+        if linked:
+            refuse_unknown([k for k, _ in linked], (*sought, *captures.trained))
+            outputs, grads = zip(*linked, strict=True)
+            found = torch.autograd.grad(outputs, (*sought, *captures.trained), grads, allow_unused=True)
+        return [*(k.detach() for k in slope), *found]
+
+    with torch.no_grad():
+        module = _trace(pullback, (t, *z, *control, *z))
+    return Graph(module, states, controls, wanted, len(captures.trained))
+
+
+def _split(system: System, theta: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """The control's leaves, and the constants behind them that only the clock reads."""
+    count = len(theta) - system.time_constants
+    return theta[:count], theta[count:]
+
+
+def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
+    inputs = [leaf.detach().contiguous() for leaf in inputs]
+    try:
+        with warnings.catch_warnings(), _RefuseReads():
+            warnings.simplefilter("ignore")
+            return trace(function, inputs, _decompositions())
+    except Unsupported:
+        raise
+    except Exception as error:  # whatever it is, other backends may not mind it
+        raise Unsupported(f"tracing the dynamics failed: {str(error).splitlines()[0] if str(error) else error!r}") from error
+
+
+@functools.cache
+def _decompositions() -> dict[Any, Any]:
+    """Operations in terms of fewer ones, apart from those that are simpler whole."""
+    whole = (_aten.select_backward.default, _aten.slice_backward.default)
+    return {key: value for key, value in core_decompositions().items() if key not in whole}
