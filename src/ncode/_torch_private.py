@@ -58,13 +58,18 @@ def backward_keeps_graph() -> bool:
 
 
 def trace(
-    function: Callable[..., Any], inputs: Sequence[Tensor], decompositions: dict[Any, Any] | None
+    function: Callable[..., Any],
+    inputs: Sequence[Tensor],
+    decompositions: dict[Any, Any] | None,
+    prepare: Callable[[torch.fx.Graph], None] | None = None,
 ) -> torch.fx.GraphModule:
-    """The operations of a function as an fx graph, common subexpressions merged."""
+    """The operations of a function as an fx graph, common subexpressions merged; `prepare` sees it before that."""
     from torch._functorch.compile_utils import fx_graph_cse
     from torch.fx.experimental.proxy_tensor import make_fx
 
     graph = make_fx(function, decomposition_table=decompositions)(*inputs)
+    if prepare is not None:
+        prepare(graph.graph)
     graph.graph = fx_graph_cse(graph.graph)
     return graph
 
@@ -97,7 +102,10 @@ def has_other_ranks() -> bool:
 
 
 def core_decompositions() -> dict[Any, Any]:
-    """Operations in terms of those of the core ATen set."""
-    from torch._decomp import core_aten_decompositions
+    """Operations in terms of those of the core ATen set, and some of those in terms of simpler ones."""
+    from torch._decomp import core_aten_decompositions, get_decompositions
 
-    return dict(core_aten_decompositions())
+    aten = torch.ops.aten
+    more = [aten._softmax, aten._log_softmax, aten.gelu, aten.elu, aten.leaky_relu, aten.hardtanh, aten.addmv]
+    more += [aten.native_layer_norm, aten.native_layer_norm_backward, aten.var, aten.linalg_vector_norm, aten.baddbmm]
+    return {**core_aten_decompositions(), **get_decompositions(more)}

@@ -69,6 +69,13 @@ class Summed:
     node: fx.Node
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """A value that mixes samples: an error if it is used. (That of a sum which is only differentiated is not.)"""
+
+    reason: str
+
+
 class Lowered:
     """A lowered graph: the program, its inputs, and what torch computes before and after it."""
 
@@ -83,6 +90,7 @@ class Lowered:
         self._env: dict[fx.Node, Any] = {}
         self._adjoint: set[Buffer] = set()
         self._products: dict[Buffer, tuple[View, View]] = {}
+        graph.module.graph.eliminate_dead_code()  # a sum that was only differentiated, say
         for node in graph.module.graph.nodes:
             self._env[node] = self._visit(node)
         self.program.drop_unused()
@@ -135,11 +143,20 @@ class Lowered:
         if node.target is operator.getitem:
             return args[0][args[1]] if isinstance(args[0], (list, tuple)) else Shared(node)
         name = _name(node)
-        _refuse_effects(node, name)
+        mixed = next((it for it in _leaves((args, kwargs)) if isinstance(it, Mixed)), None)
+        if name in _FACTORIES and (mixed is not None or Lane in kinds):
+            number = args[-1] if "full" in name else float("ones" in name)
+            return Fill(float(number), tuple(_meta(node).shape))
+        if mixed is not None:
+            raise Unsupported(mixed.reason)
         if Summed in kinds:
-            if name not in LINEAR or Lane in kinds:
+            if Lane in kinds or not _is_linear(name, args):
                 raise Unsupported(f"a gradient of a captured tensor goes through {name} after the sum over samples")
             return Summed(node)
+        if Lane not in kinds and Shared in kinds and (name in POINTWISE or name in _PRODUCTS):
+            # A constant that may have one row per sample: as a shared tensor, its rows would be those of this batch.
+            args = tuple(self._filled(it) if isinstance(it, Fill) else it for it in args)
+            kinds = {type(it) for it in args}
         if Lane not in kinds:
             return self._without_samples(node, name, args)
         return self._lane_operation(node, name, args, kwargs)
@@ -165,9 +182,6 @@ class Lowered:
         return Shared(node)
 
     def _lane_operation(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Any:
-        if name in ("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"):
-            value = args[-1] if "full" in name else float("ones" in name)
-            return Fill(float(value), tuple(_meta(node).shape))
         if name in VIEWS:
             return self._view(node, args, kwargs)
         self._check_dtype(node, name)
@@ -185,7 +199,7 @@ class Lowered:
         if name in ("addmm", "baddbmm", "addmv"):
             letters = _PRODUCTS[{"addmm": "mm", "baddbmm": "bmm", "addmv": "mv"}[name]]
             product = self._product(node, *letters, *args[1:])
-            if isinstance(product, Summed) or any(kwargs.get(it, 1) != 1 for it in ("alpha", "beta")):
+            if not isinstance(product, Lane) or any(kwargs.get(it, 1) != 1 for it in ("alpha", "beta")):
                 raise Unsupported(f"{name} with factors, or over samples")
             return self._pointwise(node, "add", (args[0], product))
         if name == "cat":
@@ -198,6 +212,14 @@ class Lowered:
         allowed = (self.dtype, torch.bool) if name in MASKS else (self.dtype,)
         if _meta(node).dtype not in allowed:
             raise Unsupported(f"{name} returns {_meta(node).dtype}, and the state is {self.dtype}")
+
+    def _filled(self, fill: Fill) -> Lane | Fill:
+        """A constant as a tensor with one row per sample, if its shape may be that of one."""
+        if self.batch not in fill.shape:
+            return fill
+        new = self._new(fill.shape, fill.shape.index(self.batch))
+        self._emit(Pointwise(new.view, "copy", (fill.value,)))
+        return new
 
     # Operations on samples
 
@@ -267,7 +289,7 @@ class Lowered:
     def _shared(self, node: fx.Node, batch: int) -> View:
         """A shared tensor without the dimension that lies at the place of the batch, if it has it."""
         meta, drop = _meta(node), batch if batch >= 0 else None
-        if drop is not None and meta.shape[drop] != 1 and not self._is_expanded(node, drop):
+        if drop is not None and meta.shape[drop] != 1 and meta.stride(drop) != 0:
             raise Unsupported(
                 f"a captured tensor of shape {tuple(meta.shape)} has one row per sample: pass it as theta"
             )
@@ -275,9 +297,6 @@ class Lowered:
         if (node, drop) not in self.shared:
             self.shared[node, drop] = Buffer(f"w{len(self.shared)}", math.prod(shape), shared=True)
         return View.whole(self.shared[node, drop], shape)
-
-    def _is_expanded(self, node: fx.Node, dim: int) -> bool:
-        return _name(node) == "expand" and _meta(node).stride(dim) == 0
 
     def _pointwise(self, node: fx.Node, name: str, args: Any, kwargs: Any = {}) -> Lane:  # noqa: B006
         shape = _meta(node).shape
@@ -290,7 +309,7 @@ class Lowered:
             self._products[new.buffer] = operands  # pyright: ignore[reportArgumentType]
         return new
 
-    def _reduction(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Lane | Summed:
+    def _reduction(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Lane | Summed | Mixed:
         lane, rank = args[0], args[0].layout.dim()
         dims = args[1] if len(args) > 1 else kwargs.get("dim")
         dims = range(rank) if dims is None or dims == [] else [dims] if isinstance(dims, int) else dims
@@ -307,7 +326,7 @@ class Lowered:
         if lane.batch not in dims:
             return found
         if name != "sum":
-            raise Unsupported(f"{name} over samples: they may not interact")
+            return Mixed(f"{name} over samples: they may not interact")
         return self._sum(node, Term(self._factors(found.view)))
 
     def _reduce(self, lane: Lane, dims: Sequence[int], keep: bool, op: str) -> Lane:
@@ -330,15 +349,16 @@ class Lowered:
         factors = self._products.get(view.buffer)
         return factors if factors is not None and view == View.whole(view.buffer, factors[0].shape) else (view,)
 
-    def _sum(self, node: fx.Node, term: Term) -> Summed:
+    def _sum(self, node: fx.Node, term: Term) -> Summed | Mixed:
         if not any(it.buffer in self._adjoint for it in term.factors):
-            raise Unsupported("a sum over samples: they may not interact")
+            return Mixed("a sum over samples: they may not interact")
         self.sums.append(node)
         self.program.shared_terms.append(term)
         return Summed(node)
 
-    def _product(self, node: fx.Node, left: str, right: str, out: str, a: Any, b: Any) -> Lane | Summed:
+    def _product(self, node: fx.Node, left: str, right: str, out: str, a: Any, b: Any) -> Lane | Summed | Mixed:
         """A product of matrices, its indices named by letters; k is summed over."""
+        a, b = (self._filled(it) if isinstance(it, Fill) else it for it in (a, b))
         pairs = [(a, left), (b, right)]
         places = {letters[it.batch] for it, letters in pairs if isinstance(it, Lane)}
         if len(places) != 1:
@@ -434,6 +454,8 @@ class Lowered:
         if node is None:
             return 0.0
         value, shape = self._env[node], _meta(node).shape
+        if isinstance(value, Mixed):
+            raise Unsupported(value.reason)
         if isinstance(value, Lane) and value.batch != 0:
             raise Unsupported("a result whose first dimension is not the batch")
         return self._operand(value, shape, 0)
@@ -454,6 +476,7 @@ class Lowered:
         return node
 
 
+_FACTORIES = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full".split())
 _PRODUCTS = {"mm": ("mk", "kn", "mn"), "bmm": ("pmk", "pkn", "pmn"), "mv": ("mk", "k", "m")}
 
 
@@ -469,14 +492,19 @@ def _name(node: fx.Node) -> str:
     return target._schema.name.removeprefix("aten::")
 
 
-def _refuse_effects(node: fx.Node, name: str) -> None:
-    target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        raise Unsupported(f"{name} is not a plain tensor operation")
-    if target._schema.is_mutable:
-        raise Unsupported(f"{name} changes a tensor in place")
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        raise Unsupported(f"{name} draws random numbers")
+def _is_linear(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operation on sums over samples is linear in them, so that it may follow the sum over all steps."""
+    sums = [isinstance(it, Summed) for it in args]
+    zeros = [isinstance(it, Fill) and not it.value for it in args]
+    if name in ("mul", "mm", "bmm"):
+        return sums.count(True) == 1
+    if name == "div":
+        return sums[:2] == [True, False]
+    if name in ("add", "sub"):
+        return all(a or b for a, b in zip(sums[:2], zeros, strict=False))
+    if name == "where":
+        return not sums[0] and all(a or b for a, b in zip(sums[1:], zeros[1:], strict=True))
+    return name in LINEAR and sums[0]
 
 
 def _leaves(tree: Any) -> list[Any]:

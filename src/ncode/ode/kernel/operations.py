@@ -19,7 +19,7 @@ VIEWS = frozenset(
 )
 IDENTITIES = frozenset("clone _to_copy lift_fresh_copy contiguous".split())
 REDUCTIONS = frozenset("sum mean amax amin prod".split())
-LINEAR = VIEWS | IDENTITIES | frozenset("add sub neg mul div sum mm bmm select_backward slice_backward".split())
+LINEAR = VIEWS | IDENTITIES | frozenset("neg sum select_backward slice_backward".split())  # in their first argument
 
 _PLAIN = (
     "mul maximum minimum neg abs exp expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan asin acos atan sinh"

@@ -6,6 +6,7 @@ Both are traced with the batch of the solve, so that they are what an eager solv
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -108,11 +109,44 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphMo
     try:
         with warnings.catch_warnings(), _RefuseReads():
             warnings.simplefilter("ignore")
-            return trace(function, inputs, _decompositions())
+            return trace(function, inputs, _decompositions(), _without_changes)
     except Unsupported:
         raise
     except Exception as error:  # whatever it is, other backends may not mind it
         raise Unsupported(f"tracing the dynamics failed: {str(error).splitlines()[0] if str(error) else error!r}") from error
+
+
+def _without_changes(graph: fx.Graph) -> None:
+    """Replace operations that change a tensor of the graph's own in place; refuse others, and random numbers."""
+    order = {node: number for number, node in enumerate(graph.nodes)}
+    for node in graph.nodes:
+        target: Any = node.target
+        if node.op != "call_function" or target is operator.getitem:
+            continue
+        if not isinstance(target, torch._ops.OpOverload):
+            raise Unsupported(f"{target} is not a plain tensor operation")
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            raise Unsupported(f"{target} draws random numbers")
+        if target._schema.is_mutable:
+            changed = node.args[0] if node.args else None
+            plain = getattr(getattr(_aten, target._schema.name.removeprefix("aten::")[:-1], None), target._overloadname, None)
+            if plain is None or not isinstance(changed, fx.Node) or not _is_own(changed):
+                raise Unsupported(f"{target} changes a tensor in place")
+            node.target = plain
+            changed.replace_all_uses_with(node, delete_user_cb=lambda user, n=order[node]: order[user] > n)
+
+
+def _is_own(node: fx.Node) -> bool:
+    """Whether a tensor is a result of the graph of which there are no views, so that a change is seen nowhere else."""
+    target: Any = node.target
+    views = [it for it in node.users if it.op == "call_function" and _returns_alias(it.target)]
+    return node.op == "call_function" and target is not operator.getitem and not views and not _returns_alias(target)
+
+
+def _returns_alias(target: Any) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return True
+    return not target._schema.is_mutable and any(it.alias_info is not None for it in target._schema.returns)
 
 
 @functools.cache
