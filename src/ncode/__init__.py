@@ -7,6 +7,7 @@ Solve
     solve               a batch of initial value problems, with any functions; returns a `Solution`
     Event               a condition that ends a sample, is recorded, or resets its state
     Solution, Stats     the result, and its evaluations and steps; `Status` says how a sample ended
+    explain             which backend a solve would take, and why not another
     SolveOptions        method, tolerances and gradient, checked; `PID`, the rule of step sizes
     paths               inputs u(t) through data: `linear`, `hermite`, `constant`, `rectilinear`
     costs               running costs along trajectories: `KineticEnergy`, `JacobianNorm`, ...
@@ -41,7 +42,7 @@ from ._version import __version__
 from .block import NCODE, from_pretrained, register, save_pretrained
 from .control import ClosedLoop, DataControl, Hebbian, InputControl, OpenLoop, Static, TimeVarying
 from .errors import InputError, SolveError, Status, nearest
-from .ode import PID, Backend, Event, Solution, SolveOptions, Stats, StepSizeRule, Tableau, solve
+from .ode import PID, Backend, Event, Solution, SolveOptions, Stats, StepSizeRule, Tableau, explain, solve
 
 if TYPE_CHECKING:
     from . import compat, distributed, flows, models, plot
@@ -73,6 +74,7 @@ __all__ = [
     "costs",
     "distributed",
     "dynamics",
+    "explain",
     "flows",
     "from_pretrained",
     "models",

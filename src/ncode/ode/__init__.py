@@ -16,6 +16,7 @@ To read it, follow one solve from the call to the last Runge-Kutta stage:
     record.py      what the loop leaves behind: saved times, dense output; for gradients, the tape
     solution.py    what `solve` returns
     backends/      how the pure functions start, attempt and pullback are executed: eager, or compiled
+    kernel/        small systems: the whole solve in one compiled call; explain.py says whether a solve takes it
 
 Gradients (gradients/): function.py is where a solve meets autograd; discrete.py and unrolled.py replay the steps of the
 tape, adjoint.py solves backward in time.
@@ -24,6 +25,7 @@ tape, adjoint.py solves backward in time.
 from .api import solve
 from .backends import Backend
 from .events import Event
+from .explain import Explanation, explain
 from .options import SolveOptions
 from .solution import DenseOutput, EventRecord, Solution, Stats
 from .step import PID, StepSizeRule
@@ -36,10 +38,12 @@ __all__ = [
     "DenseOutput",
     "Event",
     "EventRecord",
+    "Explanation",
     "Solution",
     "SolveOptions",
     "Stats",
     "StepSizeRule",
     "Tableau",
+    "explain",
     "solve",
 ]

@@ -31,6 +31,9 @@ class Inductor(Backend):
     name = "inductor"
     fuses = True
 
+    def why_not_whole(self, problem: Any, captures: Any, differentiates: bool) -> str | None:
+        return 'compile="inductor"'
+
     def run(self, function: TensorFunction, inputs: Any, captures: Sequence[Tensor]) -> Any:
         tensors = tensors_of(inputs)
         size = len(tensors[0])

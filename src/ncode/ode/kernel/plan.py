@@ -10,10 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import Status
 from ..backends.inductor import identity_of_system
 from ..captures import Captures, torch_settings
-from ..gradients.function import ForwardContext, InputGradients, Outputs, Pullback, inner_product, isolate_captures
+from ..gradients.function import (
+    ForwardContext,
+    InputGradients,
+    Outputs,
+    Pullback,
+    for_backward,
+    inner_product,
+    isolate_captures,
+)
 from ..problem import Problem, SampleInputs
 from ..step import PID
 from ..system import expand_like
@@ -127,7 +134,7 @@ def _make_plan(problem: Problem, captures: Captures, wanted: Wanted | None) -> P
     if wanted is None:
         return Plan(forward, None)
     context = ForwardContext(system, problem.t0.device, captures)
-    isolated, stand_ins = isolate_captures(system, captures)
+    isolated, stand_ins = for_backward(*isolate_captures(system, captures), context)  # a trace must call no hooks
     graph = trace_pullback(isolated, t, z, theta, wanted, stand_ins, context)
     backward = Kernel(_checked(Lowered(graph, batch, system.dtype)), shape, stand_ins.outside)
     return Plan(forward, backward)
@@ -168,6 +175,3 @@ class KernelPullback(Pullback):
         self.stats.nfe_backward = torch.where(ends.replayed, self.stats.steps, 0) * problem.options.tableau.stages
         return InputGradients(found.z0, SampleInputs(tuple(theta), span, None), tuple(found.captures))
 
-
-def count_failed(status: Tensor) -> int:
-    return int((status != Status.OK).sum())
