@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunction as without_function_modes  # noqa: F401  # pyright: ignore
 from torch.autograd.forward_ad import _set_fwd_grad_enabled as forward_mode_enabled  # noqa: F401
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: F401
 from torch.utils import _pytree as pytree  # noqa: F401

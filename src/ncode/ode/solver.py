@@ -66,7 +66,7 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     with torch.no_grad(), forward_mode_enabled(False):
         whole = options.backend.solve_whole(problem, captures, differentiates) if watch is None else None
         if whole is not None:  # its samples are known to be separate
-            forward = _finish_whole(problem, whole.state)
+            forward = _finish_whole(problem, whole.state, whole.nfe)
         else:
             if not problem.checked:
                 _check_separate(problem, captures, positions, watch)
@@ -250,14 +250,11 @@ def run_forward(
     return ForwardResult(state, nfe, values, dense, step.evaluations, failed, table)
 
 
-def _finish_whole(problem: Problem, state: LoopState) -> ForwardResult:
+def _finish_whole(problem: Problem, state: LoopState, nfe: Tensor) -> ForwardResult:
     """The end of a forward pass that a backend ran as a whole."""
-    options, away = problem.options, problem.span.detach() != 0
-    failed = int((state.status != Status.OK).sum())
-    evaluations = options.make_step(problem.system, estimate=options.dt is None).evaluations
-    nfe = away.int() * (2 if options.dt is None else 1) + (state.accepted + state.rejected) * evaluations
+    failed = int(state.status.count_nonzero())
     state = _finish(problem, state, [leaf.detach() for leaf in problem.theta], failed)
-    return ForwardResult(state, nfe, (), None, evaluations, failed)
+    return ForwardResult(state, nfe, (), None, 0, failed)
 
 
 def _finish(
@@ -299,7 +296,7 @@ def _connect(
     """The outputs with a gradient: "discrete" along a tape, "adjoint" without one, or of a backend's own."""
     state, context = forward.state, ForwardContext(problem.system, problem.t0.device, captures)
     system, isolated = isolate_captures(problem.system, captures)
-    problem = replace(problem, system=system)
+    problem = problem if system is problem.system else replace(problem, system=system)
     ends = Ends(state.status, state.t, _kept(problem, state.status), forward.moved)
     common = problem, isolated, ends, stats, context, positions
     if make_pullback is not None:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from .._torch_private import pytree
+from .._torch_private import pytree, without_function_modes
 from ..errors import InputError
 
 State = tuple[Tensor, ...]
@@ -178,9 +178,9 @@ class System:
             self.check_slope(z, slopes)
             if _versions(given) != before:
                 raise InputError(CHANGES_ARGUMENT)
-            if any(version_of(k) != version for k, version in returned):
+            if _versions([k for k, _ in returned]) != [version for _, version in returned]:
                 raise InputError(REUSES_OUTPUT)
-            returned[:] = [(k, version_of(k)) for k in slopes]
+            returned[:] = zip(slopes, _versions(slopes), strict=True)
             return tuple(slopes)
 
         return slope
@@ -225,7 +225,8 @@ def _is_like(k: Tensor, leaf: Tensor) -> bool:
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    return [version_of(tensor) for tensor in tensors]
+    with without_function_modes():  # the one that looks for captures need not see these reads
+        return [version_of(tensor) for tensor in tensors]
 
 
 def version_of(tensor: Tensor) -> int:

@@ -56,6 +56,7 @@ class WholeSolve(NamedTuple):
 
     backend: str
     state: LoopState
+    nfe: Tensor
     pullback: Callable[..., Pullback] | None
 
 

@@ -294,8 +294,11 @@ class Pullback(ABC):
         """Gradients for z0, for those of the inputs that `needed` marks with True, and for the trained captures."""
         self.context.check_versions()
         system, captures = for_backward(self.problem.system, self.captures, self.context)
+        safe = self
+        if captures is not self.captures or system is not self.problem.system:
+            safe = replace(self, problem=replace(self.problem, system=system), captures=captures)
         with torch.no_grad():
-            return replace(self, problem=replace(self.problem, system=system), captures=captures).pull(needed, grads)
+            return safe.pull(needed, grads)
 
     @abstractmethod
     def pull(self, needed: SampleInputs, grads: Outputs) -> InputGradients:

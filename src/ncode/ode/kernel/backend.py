@@ -55,7 +55,7 @@ def _run(plan: Plan, problem: Problem, captures: Captures) -> WholeSolve:
         plan.backward.start()  # both are compiled at a time
         plan.forward.start()
         _ = plan.backward.library
-    state, tape = plan.forward.solve(problem, captures, plan.backward is not None)
+    state, nfe, tape = plan.forward.solve(problem, captures, plan.backward is not None)
     if tape is None or plan.backward is None:
-        return WholeSolve("kernel", state, None)
-    return WholeSolve("kernel", state, functools.partial(KernelPullback, kernel=plan.backward, tape=tape))
+        return WholeSolve("kernel", state, nfe, None)
+    return WholeSolve("kernel", state, nfe, functools.partial(KernelPullback, kernel=plan.backward, tape=tape))

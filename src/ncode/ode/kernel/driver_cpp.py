@@ -299,7 +299,7 @@ struct Settings {{  // as run.py fills it
   void *const *z1, *const *theta_gradient;
   const double *t0, *span;
   double *reached, *size, *t0_gradient, *span_gradient;
-  int32_t *status, *accepted, *rejected;
+  int32_t *status, *accepted, *rejected, *nfe;
   const int32_t *active;
   real *sums;
   const double *rtol, *atol;
@@ -464,6 +464,7 @@ _FINISH = """
     int64_t i = c.first + l;
     p.reached[i] = t[l], p.size[i] = h[l];
     p.status[i] = status[l], p.accepted[i] = accepted[l], p.rejected[i] = rejected[l];
+    p.nfe[i] = (t1[l] != 0) * (p.dt ? 1 : 2) + (accepted[l] + rejected[l]) * S;
   }
 }"""
 

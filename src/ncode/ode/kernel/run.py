@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Sequence
-from ctypes import POINTER, c_double, c_int64, c_void_p
+from ctypes import c_double, c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from .driver_cpp import Shape, backward_source, forward_source, sum_sizes
 from .lower import Lowered
 
 _POINTERS = "z0 theta shared z1 theta_gradient t0 span reached size t0_gradient span_gradient"
-_MORE_POINTERS = "status accepted rejected active sums rtol atol"
+_MORE_POINTERS = "status accepted rejected nfe active sums rtol atol"
 _NUMBERS = "dt low high stretch safety smallest largest now before earlier"
 _COUNTS = "batch attempts chunks threads"
 _CHUNKS = 4  # per thread: fixed parts of a batch, so that sums do not depend on which thread is faster
@@ -62,6 +62,12 @@ class Call:
                 address = ctypes.addressof(address)
             self.held.append(value)
             setattr(self.settings, name, address)
+
+    def numbers(self, name: str, values: Sequence[Any]) -> None:
+        """A pointer to numbers."""
+        array = (c_double * len(values))(*values)
+        self.held.append(array)
+        setattr(self.settings, name, ctypes.addressof(array))
 
     def set(self, **numbers: float) -> None:
         for name, value in numbers.items():
@@ -125,21 +131,21 @@ class Kernel:
         call.point(span=problem.span.detach().contiguous())
         tolerance, leaves = problem.tolerance, len(problem.z0)
         rest = leaves - len(tolerance.rtol)
-        rtol, atol = (*tolerance.rtol, *[tolerance.others[0]] * rest), (*tolerance.atol, *[tolerance.others[1]] * rest)
-        call.point(rtol=torch.tensor(rtol, dtype=torch.float64), atol=torch.tensor(atol, dtype=torch.float64))
+        call.numbers("rtol", (*tolerance.rtol, *[tolerance.others[0]] * rest))
+        call.numbers("atol", (*tolerance.atol, *[tolerance.others[1]] * rest))
         return call
 
-    def solve(self, problem: Problem, captures: Captures, record: bool) -> tuple[LoopState, Tape | None]:
-        """The end of the loop, and the tape."""
+    def solve(self, problem: Problem, captures: Captures, record: bool) -> tuple[LoopState, Tensor, Tape | None]:
+        """The end of the loop, the number of evaluations, and the tape."""
         options, batch = problem.options, problem.batch
         rule, order, low_high = options.rule, options.tableau.error_order + 1, options.limits
         assert isinstance(rule, PID)
         call = self.call(problem, captures, batch)
         z0 = [leaf.detach().contiguous() for leaf in problem.z0]
         z1 = tuple(map(torch.empty_like, z0))
-        t, h = (torch.empty(batch, dtype=torch.float64) for _ in range(2))
-        status, accepted, rejected = (torch.empty(batch, dtype=torch.int32) for _ in range(3))
-        call.point(z0=z0, z1=z1, reached=t, size=h, status=status, accepted=accepted, rejected=rejected)
+        t, h = torch.empty(2, batch, dtype=torch.float64).unbind()
+        status, accepted, rejected, nfe = torch.empty(4, batch, dtype=torch.int32).unbind()
+        call.point(z0=z0, z1=z1, reached=t, size=h, status=status, accepted=accepted, rejected=rejected, nfe=nfe)
         tape = Tape(self.library, batch) if record else None
         fixed, count = options.dt is not None, problem.fixed_count
         call.set(
@@ -157,19 +163,16 @@ class Kernel:
         )
         call.settings.tape = None if tape is None else tape.address
         call.run(self.library.solve)
-        ones, alive = torch.ones(batch, dtype=self.dtype), torch.zeros(batch, dtype=torch.bool)
-        return LoopState(t, h, z1, None, ones, ones, alive, status, accepted, rejected), tape
+        return LoopState(t, h, z1, None, h, h, status, status, accepted, rejected), nfe, tape
 
     def pull(self, problem: Problem, captures: Captures, tape: Tape, active: Tensor, end: Sequence[Tensor]) -> Gradients:
         """The gradients of the inputs, from that of the end; only active samples take part."""
         call, program, batch = self.call(problem, captures, problem.batch), self.lowered.program, problem.batch
         sizes = sum_sizes(program)
-        # Zeros: a sample that is not active adds nothing.
-        theta = {i: torch.zeros_like(problem.control[i], memory_format=torch.contiguous_format) for i in program.own_terms}
-        z0 = tuple(torch.empty_like(leaf, memory_format=torch.contiguous_format) for leaf in problem.z0)
+        theta, z0 = {i: _like(problem.control[i]) for i in program.own_terms}, tuple(map(_like, problem.z0))
         everything = [theta.get(i, torch.empty(0)) for i in range(len(problem.control))]
-        t0, span = (torch.empty(batch, dtype=torch.float64) for _ in range(2))
-        sums = torch.zeros(call.settings.chunks, sum(sizes), dtype=self.dtype)
+        t0, span = torch.empty(2, batch, dtype=torch.float64).unbind()
+        sums = torch.empty(call.settings.chunks, sum(sizes), dtype=self.dtype)
         call.point(z0=[leaf.contiguous() for leaf in end], z1=z0, theta_gradient=everything, active=active.int())
         call.point(t0_gradient=t0, span_gradient=span, sums=sums)
         call.settings.tape = tape.address
@@ -185,4 +188,5 @@ class Kernel:
         return self.lowered.run_epilogue(shaped, named)
 
 
-_ = POINTER
+def _like(leaf: Tensor) -> Tensor:
+    return torch.empty_like(leaf, memory_format=torch.contiguous_format)
