@@ -1,4 +1,4 @@
-"""compile=True gives what eager gives, and compiles once for a shape.
+"""compile="inductor" gives what eager gives, and compiles once for a shape.
 
 Only the tests marked `compiled by TorchInductor` pay for a C++ compiler. The others run the traced graphs as they are,
 which is where all but rounding could go wrong.
@@ -27,7 +27,7 @@ TIGHT = {"rtol": 1e-9, "atol": 1e-9}
 def both(solve, inputs, loss):
     """Values and gradients, eager and compiled."""
     results = []
-    for compile in (False, True):
+    for compile in (False, "inductor"):
         sol = solve(compile)
         found = loss(sol)
         results.append((found.detach(), gradients(found, inputs)))
@@ -116,13 +116,13 @@ def test_failures_of_a_compiled_solve_are_those_of_an_eager_one():
     x0 = double(2.0, 0.5, 1e200).requires_grad_()
     for dt in (None, 0.1):
         eager, fast = (
-            ncode.solve(explode, x0, 0.0, 1.0, dt=dt, throw=False, compile=compile) for compile in (False, True)
+            ncode.solve(explode, x0, 0.0, 1.0, dt=dt, throw=False, compile=compile) for compile in (False, "inductor")
         )
         assert fast.status == eager.status
         close(fast.x, eager.x, equal_nan=True)
         close(*(torch.autograd.grad(sol.x[1].sum(), x0)[0] for sol in (fast, eager)))
     with pytest.raises(ncode.SolveError, match="sample 0"):
-        ncode.solve(explode, x0, 0.0, 1.0, compile=True)
+        ncode.solve(explode, x0, 0.0, 1.0, compile="inductor")
 
 
 def test_a_shape_is_compiled_once(traced):
@@ -130,7 +130,7 @@ def test_a_shape_is_compiled_once(traced):
 
     def use(batch):
         x0 = torch.randn(batch, 2, dtype=DOUBLE)
-        sol = ncode.solve(lambda t, x, theta: torch.tanh(net(x)), x0, 0.0, 1.0, compile=True)
+        sol = ncode.solve(lambda t, x, theta: torch.tanh(net(x)), x0, 0.0, 1.0, compile="inductor")
         sol.x.sum().backward()
 
     use(4)
@@ -150,7 +150,7 @@ def test_a_shape_is_compiled_once(traced):
 def test_fresh_closures_over_fresh_tensors_are_compiled_once_and_use_the_fresh_tensors(traced):
     def use(rate):
         rate = torch.tensor(rate, dtype=DOUBLE, requires_grad=True)
-        sol = ncode.solve(lambda t, x, theta: rate * x, double(1.0), 0.0, 1.0, compile=True, **TIGHT)
+        sol = ncode.solve(lambda t, x, theta: rate * x, double(1.0), 0.0, 1.0, compile="inductor", **TIGHT)
         return sol.x.item(), torch.autograd.grad(sol.x.sum(), rate)[0].item()
 
     counts = []
@@ -171,7 +171,7 @@ def test_another_tolerance_or_method_is_another_graph(traced):
         {"step_rule": ncode.PID(p=0.3)},
         {"step": "batch"},
     ):
-        eager, fast = (ncode.solve(decay, x0, 0.0, 5.0, **options, throw=False, compile=c) for c in (False, True))
+        eager, fast = (ncode.solve(decay, x0, 0.0, 5.0, **options, throw=False, compile=c) for c in (False, "inductor"))
         close(fast.x, eager.x, equal_nan=True)
         assert torch.equal(fast.stats.steps, eager.stats.steps)
 
@@ -180,7 +180,7 @@ def test_another_tolerance_or_method_is_another_graph(traced):
 def test_a_number_caught_in_a_closure_is_heeded_when_it_changes():
     def use(rate):
         return ncode.solve(
-            lambda t, x, theta: rate * x, double(1.0), 0.0, 1.0, compile=True, rtol=1e-9, atol=1e-9
+            lambda t, x, theta: rate * x, double(1.0), 0.0, 1.0, compile="inductor", rtol=1e-9, atol=1e-9
         ).x.item()
 
     for rate in (-1.0, 0.5, -1.0, True, 2):
@@ -197,7 +197,7 @@ def test_train_and_eval_mode_are_heeded():
     for mode, rate in ((True, -1), (False, 1), (True, -1)):
         net.train(mode)
         close(
-            ncode.solve(net, double(1.0), 0.0, 1.0, compile=True, **TIGHT).x.item(),
+            ncode.solve(net, double(1.0), 0.0, 1.0, compile="inductor", **TIGHT).x.item(),
             math.exp(rate),
             rtol=1e-6,
         )
@@ -221,7 +221,9 @@ def test_parameters_that_change_in_place_or_are_replaced_are_followed():
     losses = [compare()]
     for _ in range(2):
         optimizer.zero_grad()
-        ncode.solve(lambda t, x, theta: torch.tanh(net(x)), x0, 0.0, 1.0, compile=True).x.square().sum().backward()
+        ncode.solve(
+            lambda t, x, theta: torch.tanh(net(x)), x0, 0.0, 1.0, compile="inductor"
+        ).x.square().sum().backward()
         optimizer.step()
         losses.append(compare())
     net.weight = nn.Parameter(torch.randn(2, 2, dtype=DOUBLE))
@@ -274,7 +276,7 @@ def test_a_function_that_knows_itself_can_be_compiled():
         return -x
 
     field.calls = 0
-    close(ncode.solve(field, double(1.0), 0.0, 1.0, compile=True, **TIGHT).x.item(), math.exp(-1), rtol=1e-6)
+    close(ncode.solve(field, double(1.0), 0.0, 1.0, compile="inductor", **TIGHT).x.item(), math.exp(-1), rtol=1e-6)
     assert field.calls > 0
 
 
@@ -283,7 +285,9 @@ def test_two_modules_of_one_class_are_two_systems():
     x0 = torch.randn(3, 2, dtype=DOUBLE)
     nets = [nn.Linear(2, 2, dtype=DOUBLE) for _ in range(2)]
     for net in nets * 2:
-        eager, fast = (ncode.solve(lambda t, x, theta, f=net: f(x), x0, 0.0, 1.0, compile=c).x for c in (False, True))
+        eager, fast = (
+            ncode.solve(lambda t, x, theta, f=net: f(x), x0, 0.0, 1.0, compile=c).x for c in (False, "inductor")
+        )
         close(fast, eager)
 
 
@@ -295,16 +299,16 @@ def test_a_choice_that_depends_on_values_cannot_be_traced_and_is_refused():
         return -x if bool((t > 0.5).any()) else x
 
     with pytest.raises(Exception, match=r"(?i)data-dependent|value"):
-        ncode.solve(field, double(1.0), 0.0, 1.0, compile=True)
+        ncode.solve(field, double(1.0), 0.0, 1.0, compile="inductor")
 
 
 @pytest.mark.usefixtures("traced")
 def test_what_bad_input_gets_does_not_depend_on_compiling():
     with pytest.raises(ncode.InputError, match="the dynamics returned shape"):
-        ncode.solve(lambda t, x, theta: x[:, 0], double(1.0), 0.0, 1.0, compile=True)
-    empty = ncode.solve(decay, torch.zeros(0, 2), 0.0, 1.0, compile=True)
+        ncode.solve(lambda t, x, theta: x[:, 0], double(1.0), 0.0, 1.0, compile="inductor")
+    empty = ncode.solve(decay, torch.zeros(0, 2), 0.0, 1.0, compile="inductor")
     assert empty.x.shape == (0, 2)
-    still = ncode.solve(decay, double(1.0), 0.0, 0.0, compile=True)
+    still = ncode.solve(decay, double(1.0), 0.0, 0.0, compile="inductor")
     close(still.x, double(1.0))
 
 
@@ -329,7 +333,7 @@ def test_a_compiled_solve_may_stand_inside_of_activation_checkpointing():
     x0 = torch.randn(3, 2, dtype=DOUBLE).requires_grad_()
 
     def block(x):
-        return ncode.solve(lambda t, x, theta: net(x).sin(), x, 0.0, 1.0, compile=True).x.square()
+        return ncode.solve(lambda t, x, theta: net(x).sin(), x, 0.0, 1.0, compile="inductor").x.square()
 
     inputs = [x0, *net.parameters()]
     values = [block(x0), checkpoint(block, x0, use_reentrant=False)]
@@ -368,7 +372,7 @@ def test_a_graph_is_not_used_under_other_settings_of_precision(traced, place, na
     try:
         for value in (*values, *values):
             setattr(place, name, value)
-            ncode.solve(decay, double(1.0, 2.0), 0.0, 1.0, compile=True)
+            ncode.solve(decay, double(1.0, 2.0), 0.0, 1.0, compile="inductor")
             counts.append(len(traced))
     finally:
         setattr(place, name, before)
@@ -380,7 +384,7 @@ def test_a_graph_is_not_used_where_algorithms_must_be_deterministic(traced):
     try:
         for wanted in (False, True, False):
             torch.use_deterministic_algorithms(wanted)
-            ncode.solve(decay, double(1.0, 2.0), 0.0, 1.0, compile=True)
+            ncode.solve(decay, double(1.0, 2.0), 0.0, 1.0, compile="inductor")
             counts.append(len(traced))
     finally:
         torch.use_deterministic_algorithms(False)
@@ -408,7 +412,7 @@ def test_a_backward_graph_made_for_autocast_does_not_serve_a_solve_without():
 @pytest.mark.parametrize("width", [2, 600])
 def test_a_compiled_solve_that_goes_nowhere_returns_a_copy(width):
     x0 = torch.ones(3, width, dtype=DOUBLE)
-    sol = ncode.solve(decay, x0, 1.0, 1.0, compile=True)
+    sol = ncode.solve(decay, x0, 1.0, 1.0, compile="inductor")
     sol.x.zero_()
     assert bool((x0 == 1).all())
 
@@ -447,7 +451,7 @@ def test_little_is_left_outside_of_the_graphs(monkeypatch, options):
         return torch.tanh(theta @ x[..., None])[..., 0]
 
     def solve():
-        return ncode.solve(field, x0, 0.0, 1.0, theta=theta, compile=True, **options)
+        return ncode.solve(field, x0, 0.0, 1.0, theta=theta, compile="inductor", **options)
 
     solve().x.sum().backward()
     with seen:

@@ -185,9 +185,10 @@ def test_the_statistics_name_the_backend():
     assert ncode.solve(decay, x0, 0.0, 1.0).stats.backend == "eager"
 
 
-def test_true_is_the_backend_called_inductor():
-    assert find_backend(True) is find_backend("inductor")
-    assert find_backend("inductor").name == "inductor"
+def test_true_is_inductor_with_kernels_where_they_fit():
+    assert isinstance(find_backend(True), type(find_backend("inductor")))
+    assert find_backend(True).name == find_backend("inductor").name == "inductor"
+    assert find_backend("kernel").name == "kernel"
     assert find_backend(False) is find_backend("eager")
 
 
@@ -196,7 +197,10 @@ def test_true_is_the_backend_called_inductor():
     [
         ("inductr", 'unknown backend .inductr.; did you mean "inductor"'),
         ("egaer", 'unknown backend .egaer.; did you mean "eager"'),
-        (1.5, r"compile must be False, True, the name of a backend \(eager, inductor\) or a Backend; given float"),
+        (
+            1.5,
+            r"compile must be False, True, the name of a backend \(eager, inductor, kernel\) or a Backend; given float",
+        ),
         (Counting, "compile must be .* a Backend; given ABCMeta"),
     ],
 )

@@ -76,7 +76,7 @@ def test_what_does_not_change_is_compiled_once():
     net, x0 = nn.Linear(2, 2, dtype=DOUBLE), torch.randn(3, 2, dtype=DOUBLE)
 
     def solve():
-        return ncode.solve(lambda t, x, theta: net(x), x0, 0.0, 1.0, compile=True, method="rk4", dt=0.5)
+        return ncode.solve(lambda t, x, theta: net(x), x0, 0.0, 1.0, compile="inductor", method="rk4", dt=0.5)
 
     solve().x.sum().backward()
     known = set(inductor._compiled)
@@ -115,7 +115,7 @@ def test_fresh_functions_without_closures_have_one_fingerprint():
 
 @pytest.mark.parametrize("name", ["NODE", "open-loop N-CODE", "closed-loop N-CODE", "depth-varying NODE"])
 def test_a_block_is_compiled_once(name, traced):
-    block = ncode.NCODE(*ncode.NCODE.family()[name].choose(2), method="rk4", dt=0.5, compile=True)
+    block = ncode.NCODE(*ncode.NCODE.family()[name].choose(2), method="rk4", dt=0.5, compile="inductor")
     counts = []
     for _ in range(3):
         block(torch.ones(4, 2)).sum().backward()

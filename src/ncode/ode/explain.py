@@ -51,8 +51,8 @@ def explain(*arguments: Any, **options: Any) -> Explanation:
     if not backend.fuses:
         reason = f"compile={named['compile']!r}"
         return Explanation(backend.name, {"kernel": reason, "inductor": reason})
-    start = (named[name] for name in ("dynamics", "x0", "t0", "t1"))
-    problem = make_problem(*start, chosen, **{name: named[name] for name in _PROBLEM})
+    given_problem = {name: named[name] for name in _PROBLEM}
+    problem = make_problem(named["dynamics"], named["x0"], named["t0"], named["t1"], chosen, **given_problem)
     watched = named["events"] is not None or named["jump_ts"] is not None
     reason = "events or jump_ts are given" if watched else _why_not_whole(problem)
     if reason is not None:

@@ -52,7 +52,7 @@ class TensorFunction(Protocol):
 
 
 class WholeSolve(NamedTuple):
-    """A solve that a backend ran as a whole: the end of the loop, and the class of its pullback, if it has gradients."""
+    """A solve that a backend ran as a whole: the end of the loop, and how to make its pullback, if it has one."""
 
     backend: str
     state: LoopState

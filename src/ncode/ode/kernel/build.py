@@ -82,4 +82,6 @@ def _compile(source: str, library: Path) -> None:
             raise Unsupported(f"{compiler()} failed: {done.stderr.strip()[:500]}")
         os.replace(made, library)  # whole or not at all, also where several processes compile the same
     if time.monotonic() - begin > _SLOW:
-        _log.info("compiled a kernel in %.1f s; the next process finds it in %s", time.monotonic() - begin, library.parent)
+        _log.info(
+            "compiled a kernel in %.1f s; the next process finds it in %s", time.monotonic() - begin, library.parent
+        )

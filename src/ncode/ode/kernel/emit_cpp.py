@@ -1,4 +1,4 @@
-"""Statements of a loop program as C++: every element is a vector of samples, so that loops have nothing to vectorise."""
+"""Statements of a loop program as C++, in which every element is a vector of samples."""
 
 from __future__ import annotations
 
@@ -79,7 +79,9 @@ class Printer:
         heads = [f"for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, shape, strict=True)]
         self.lines += [" ".join(heads) + " {", *turn(names), "}"]
 
-    def _value(self, operand: Operand, table: dict[int, tuple[int, ...]], index: Sequence[int | str], inside: dict) -> str:
+    def _value(
+        self, operand: Operand, table: dict[int, tuple[int, ...]], index: Sequence[int | str], inside: dict
+    ) -> str:
         if not isinstance(operand, View):
             return _number(operand)
         if operand.buffer in inside:
@@ -88,8 +90,7 @@ class Printer:
         return f"all({text})" if operand.buffer.shared else text
 
     def _load(self, view: View, index: Sequence[int | str]) -> str:
-        text = f"{self.name(view.buffer)}[{array_index(view.offset, view.strides, index)}]"
-        return text
+        return f"{self.name(view.buffer)}[{array_index(view.offset, view.strides, index)}]"
 
     def _reduce(self, it: Reduce) -> None:
         start = {"sum": "0", "prod": "1", "amax": "-INF", "amin": "INF"}[it.op]
@@ -108,13 +109,15 @@ class Printer:
 
     def _contract(self, it: Contract) -> None:
         """Several elements of the result at a time, or several parts of one element's sum."""
-        (left, right), out = it.operands, it.out
+        out = it.out
         self.name(out.buffer)
-        rank, terms = len(out.shape), left.shape[-1]
+        rank, terms = len(out.shape), it.operands[0].shape[-1]
         wide = max(range(rank), key=lambda d: out.shape[d], default=None)
         width = 1 if wide is None else out.shape[wide]
         names = [f"i{d}" for d in range(rank)]
-        outer = [f"for (int {names[d]} = 0; {names[d]} < {out.shape[d]}; {names[d]}++)" for d in range(rank) if d != wide]
+        outer = [
+            f"for (int {names[d]} = 0; {names[d]} < {out.shape[d]}; {names[d]}++)" for d in range(rank) if d != wide
+        ]
         self.lines.append(" ".join([*outer, "{"]))
         for start in range(0, width, _ACCUMULATORS) if width <= 2 * _ACCUMULATORS else [None]:
             if start is None:
@@ -128,7 +131,9 @@ class Printer:
                 self._sums(it, names, wide, list(range(start, min(start + _ACCUMULATORS, width))), terms)
         self.lines.append("}")
 
-    def _sums(self, it: Contract, names: list[str], wide: int | None, elements: Sequence[int | str], terms: int) -> None:
+    def _sums(
+        self, it: Contract, names: list[str], wide: int | None, elements: Sequence[int | str], terms: int
+    ) -> None:
         left, right = it.operands
         parts = max(1, min(_ACCUMULATORS // len(elements), terms))
         parts = max(p for p in range(1, parts + 1) if terms % p == 0)

@@ -113,7 +113,8 @@ class Program:
     @property
     def results(self) -> list[View]:
         factors = [view for term in self.terms for view in term.factors]
-        return [it for it in (*self.slopes, *self.state_gradients, self.time_gradient, *factors) if is_view(it)]
+        single = (*self.slopes, *self.state_gradients, self.time_gradient)
+        return [*factors, *(it for it in single if isinstance(it, View))]
 
     @property
     def operations(self) -> int:
@@ -130,10 +131,6 @@ class Program:
                     kept.append(statement)
                     used.update(reads(statement))
             part[:] = kept[::-1]
-
-
-def is_view(operand: object) -> bool:
-    return isinstance(operand, View)
 
 
 def reads(statement: Statement) -> Iterable[Buffer]:

@@ -11,69 +11,15 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.node import map_arg
 
 from .ir import Buffer, Contract, Operand, Pointwise, Program, Reduce, Statement, Term, View
-from .operations import IDENTITIES, LINEAR, MASKS, POINTWISE, REDUCTIONS, VIEWS
+from .operations import IDENTITIES, MASKS, POINTWISE, REDUCTIONS, VIEWS
 from .trace import Graph, Unsupported
-
-SAMPLE = 2**32  # the stride that marks the batch dimension; a sample has fewer elements
-
-
-@dataclass(frozen=True, eq=False)
-class Lane:
-    """A tensor with one row per sample. `layout` is a tensor without memory: its strides are those in the buffer."""
-
-    buffer: Buffer
-    layout: Tensor
-
-    @property
-    def batch(self) -> int:
-        """Which dimension is the batch."""
-        return self.layout.stride().index(SAMPLE)
-
-    @property
-    def view(self) -> View:
-        """The tensor of one sample."""
-        kept = [d for d in range(self.layout.dim()) if d != self.batch]
-        sizes, strides = self.layout.shape, self.layout.stride()
-        return View(
-            self.buffer, tuple(sizes[d] for d in kept), tuple(strides[d] for d in kept), self.layout.storage_offset()
-        )
-
-
-@dataclass(frozen=True)
-class Fill:
-    """A tensor with one value throughout."""
-
-    value: float
-    shape: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Shared:
-    """A tensor that all samples share."""
-
-    node: fx.Node
-
-
-@dataclass(frozen=True, eq=False)
-class Summed:
-    """A sum over samples."""
-
-    node: fx.Node
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """A value that mixes samples: an error if it is used. (That of a sum which is only differentiated is not.)"""
-
-    reason: str
+from .values import SAMPLE, Fill, Lane, Mixed, Shared, Summed, example, is_linear, leaves, map_nodes, name_of
 
 
 class Lowered:
@@ -118,13 +64,13 @@ class Lowered:
             return env[node]
         value = self._env[node]
         if isinstance(value, Fill):
-            found = torch.full(value.shape, value.value, dtype=_meta(node).dtype)
+            found = torch.full(value.shape, value.value, dtype=example(node).dtype)
         elif node.op == "get_attr":
             name = str(node.target)
             found = captures[name] if name in captures else getattr(self.graph.module, name)
             found = found.detach()
         else:
-            args, kwargs = map_arg((node.args, node.kwargs), lambda it: self._evaluate(it, env, captures))
+            args, kwargs = map_nodes((node.args, node.kwargs), lambda it: self._evaluate(it, env, captures))
             found = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
         env[node] = found
         return found
@@ -138,19 +84,19 @@ class Lowered:
             return Shared(node)
         if node.op == "output":
             return self._output(node.args[0])  # pyright: ignore[reportArgumentType]
-        args, kwargs = map_arg((node.args, node.kwargs), lambda it: self._env[it])
-        kinds = {type(it) for it in _leaves((args, kwargs))}
+        args, kwargs = map_nodes((node.args, node.kwargs), self._env.__getitem__)
+        kinds = {type(it) for it in leaves((args, kwargs))}
         if node.target is operator.getitem:
             return args[0][args[1]] if isinstance(args[0], (list, tuple)) else Shared(node)
-        name = _name(node)
-        mixed = next((it for it in _leaves((args, kwargs)) if isinstance(it, Mixed)), None)
+        name = name_of(node)
+        mixed = next((it for it in leaves((args, kwargs)) if isinstance(it, Mixed)), None)
         if name in _FACTORIES and (mixed is not None or Lane in kinds):
             number = args[-1] if "full" in name else float("ones" in name)
-            return Fill(float(number), tuple(_meta(node).shape))
+            return Fill(float(number), tuple(example(node).shape))
         if mixed is not None:
             raise Unsupported(mixed.reason)
         if Summed in kinds:
-            if Lane in kinds or not _is_linear(name, args):
+            if Lane in kinds or not is_linear(name, args, bool(kwargs.get("rounding_mode"))):
                 raise Unsupported(f"a gradient of a captured tensor goes through {name} after the sum over samples")
             return Summed(node)
         if Lane not in kinds and Shared in kinds and (name in POINTWISE or name in _PRODUCTS):
@@ -162,23 +108,25 @@ class Lowered:
         return self._lane_operation(node, name, args, kwargs)
 
     def _input(self, node: fx.Node) -> Lane:
-        number, meta = len(self.inputs), _meta(node)
-        buffer = Buffer(f"in{number}", math.prod(meta.shape[1:]))
+        number, seen = len(self.inputs), example(node)
+        buffer = Buffer(f"in{number}", math.prod(seen.shape[1:]))
         self.inputs.append(buffer)
         if number >= 1 + self.graph.states + self.graph.controls:
             self._adjoint.add(buffer)
-        if meta.dtype != self.dtype:
-            raise Unsupported(f"an input of type {meta.dtype}")
-        return Lane(buffer, self._layout(meta.shape, 0))
+        if seen.dtype != self.dtype:
+            raise Unsupported(f"an input of type {seen.dtype}")
+        return Lane(buffer, self._layout(seen.shape, 0))
 
     def _without_samples(self, node: fx.Node, name: str, args: Any) -> Fill | Shared:
-        meta = _meta(node) if isinstance(node.meta.get("val"), Tensor) else None
-        if meta is not None and name in ("full", "zeros", "ones", "scalar_tensor"):
-            number = {"full": lambda: args[1], "scalar_tensor": lambda: args[0], "ones": lambda: 1}.get(name, lambda: 0)()
+        seen = example(node) if isinstance(node.meta.get("val"), Tensor) else None
+        if seen is not None and name in ("full", "zeros", "ones", "scalar_tensor"):
+            number = {"full": lambda: args[1], "scalar_tensor": lambda: args[0], "ones": lambda: 1}.get(
+                name, lambda: 0
+            )()
             if isinstance(number, (bool, int, float)):
-                return Fill(float(number), tuple(meta.shape))
-        if meta is not None and name in VIEWS and isinstance(args[0], Fill):
-            return Fill(args[0].value, tuple(meta.shape))
+                return Fill(float(number), tuple(seen.shape))
+        if seen is not None and name in VIEWS and isinstance(args[0], Fill):
+            return Fill(args[0].value, tuple(seen.shape))
         return Shared(node)
 
     def _lane_operation(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Any:
@@ -186,8 +134,8 @@ class Lowered:
             return self._view(node, args, kwargs)
         self._check_dtype(node, name)
         if name in IDENTITIES:
-            source = _meta(node.args[0])  # pyright: ignore[reportArgumentType]
-            if _meta(node).dtype == torch.bool and source.dtype != torch.bool:
+            source = example(node.args[0])  # pyright: ignore[reportArgumentType]
+            if example(node).dtype == torch.bool and source.dtype != torch.bool:
                 return self._pointwise(node, "ne", (args[0], 0.0))
             return args[0]
         if name in POINTWISE:
@@ -210,8 +158,8 @@ class Lowered:
 
     def _check_dtype(self, node: fx.Node, name: str) -> None:
         allowed = (self.dtype, torch.bool) if name in MASKS else (self.dtype,)
-        if _meta(node).dtype not in allowed:
-            raise Unsupported(f"{name} returns {_meta(node).dtype}, and the state is {self.dtype}")
+        if example(node).dtype not in allowed:
+            raise Unsupported(f"{name} returns {example(node).dtype}, and the state is {self.dtype}")
 
     def _filled(self, fill: Fill) -> Lane | Fill:
         """A constant as a tensor with one row per sample, if its shape may be that of one."""
@@ -243,21 +191,21 @@ class Lowered:
             self.program.statements.append(statement)
 
     def _view(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        lane = args[0]
-        for attempt in range(2):
+        lane, apply = args[0], lambda it: node.target(it.layout, *args[1:], **kwargs)  # pyright: ignore[reportCallIssue]
+        try:
+            found = apply(lane)
+        except RuntimeError:  # a view of memory that is not row by row
+            lane = self._copy(lane)
             try:
-                found = node.target(lane.layout, *args[1:], **kwargs)  # pyright: ignore[reportCallIssue]
-                break
+                found = apply(lane)
             except RuntimeError:
-                if attempt:
-                    raise Unsupported(f"{_name(node)} joins samples with another dimension") from None
-                lane = self._copy(lane)
+                raise Unsupported(f"{name_of(node)} joins samples with another dimension") from None
         layouts = found if isinstance(found, (list, tuple)) else [found]
         for layout in layouts:
-            at = [d for d, stride in enumerate(layout.stride()) if stride >= SAMPLE]
+            at = [d for d, stride in enumerate(layout.stride()) if stride >= SAMPLE and layout.shape[d] > 1]
             whole = len(at) == 1 and layout.stride(at[0]) == SAMPLE and layout.shape[at[0]] == self.batch
             if not whole or layout.storage_offset() >= SAMPLE:
-                raise Unsupported(f"{_name(node)} takes some samples, or joins them with another dimension")
+                raise Unsupported(f"{name_of(node)} takes some samples, or joins them with another dimension")
         lanes = [Lane(lane.buffer, layout) for layout in layouts]
         return lanes if isinstance(found, (list, tuple)) else lanes[0]
 
@@ -281,25 +229,25 @@ class Lowered:
         if isinstance(value, Fill):
             return value.value
         if isinstance(value, Shared):
-            return self._shared(value.node, batch - len(shape) + _meta(value.node).dim()).expand(own)
+            return self._shared(value.node, batch - len(shape) + example(value.node).dim()).expand(own)
         if isinstance(value, (bool, int, float)):
             return float(value)
         raise Unsupported(f"an operand of type {type(value).__name__}")
 
     def _shared(self, node: fx.Node, batch: int) -> View:
         """A shared tensor without the dimension that lies at the place of the batch, if it has it."""
-        meta, drop = _meta(node), batch if batch >= 0 else None
-        if drop is not None and meta.shape[drop] != 1 and meta.stride(drop) != 0:
+        seen, drop = example(node), batch if batch >= 0 else None
+        if drop is not None and seen.shape[drop] != 1 and seen.stride(drop) != 0:
             raise Unsupported(
-                f"a captured tensor of shape {tuple(meta.shape)} has one row per sample: pass it as theta"
+                f"a captured tensor of shape {tuple(seen.shape)} has one row per sample: pass it as theta"
             )
-        shape = [size for d, size in enumerate(meta.shape) if d != drop]
+        shape = [size for d, size in enumerate(seen.shape) if d != drop]
         if (node, drop) not in self.shared:
             self.shared[node, drop] = Buffer(f"w{len(self.shared)}", math.prod(shape), shared=True)
         return View.whole(self.shared[node, drop], shape)
 
     def _pointwise(self, node: fx.Node, name: str, args: Any, kwargs: Any = {}) -> Lane:  # noqa: B006
-        shape = _meta(node).shape
+        shape = example(node).shape
         op, args = POINTWISE[name](args, kwargs) if name in POINTWISE else (name, args)
         batch = self._batch_of(args, len(shape), name)
         new = self._new(shape, batch)
@@ -362,16 +310,16 @@ class Lowered:
         pairs = [(a, left), (b, right)]
         places = {letters[it.batch] for it, letters in pairs if isinstance(it, Lane)}
         if len(places) != 1:
-            raise Unsupported(f"{_name(node)} combines samples with one another")
+            raise Unsupported(f"{name_of(node)} combines samples with one another")
         sample = places.pop()
-        sizes = {letter: size for node_, letters in zip(node.args[-2:], (left, right), strict=True)
-                 for letter, size in zip(letters, _meta(node_).shape, strict=True)}  # pyright: ignore
+        shapes = [example(it).shape for it in node.args[-2:]]  # pyright: ignore[reportArgumentType]
+        sizes = dict(zip(left, shapes[0], strict=True)) | dict(zip(right, shapes[1], strict=True))
         space = [it for it in (*out, "k") if it != sample]
         views = [self._factor(it, letters, sample, space, sizes) for it, letters in pairs]
         if sample == "k":
             if isinstance(a, Lane) and isinstance(b, Lane):
                 return self._sum(node, Term(tuple(views)))
-            raise Unsupported(f"{_name(node)} sums over samples: they may not interact")
+            raise Unsupported(f"{name_of(node)} sums over samples: they may not interact")
         new = self._new([sizes[it] for it in out], out.index(sample))
         if sizes["k"] == 1:
             views = [View(it.buffer, it.shape[:-1], it.strides[:-1], it.offset) for it in views]
@@ -395,13 +343,13 @@ class Lowered:
         return View(view.buffer, tuple(sizes[it] for it in space), strides, view.offset)
 
     def _cat(self, node: fx.Node, parts: Sequence[Any], dim: int) -> Lane:
-        shape = _meta(node).shape
+        shape = example(node).shape
         batch, dim = self._batch_of(parts, len(shape), "cat"), dim % len(shape)
         if dim == batch:
             raise Unsupported("cat joins samples")
         new, start = self._new(shape, batch), 0
         for part, source in zip(parts, node.args[0], strict=True):  # pyright: ignore[reportArgumentType]
-            size = _meta(source).shape[dim]  # pyright: ignore[reportArgumentType]
+            size = example(source).shape[dim]  # pyright: ignore[reportArgumentType]
             place = Lane(new.buffer, new.layout.narrow(dim, start, size))
             if isinstance(part, Lane) and any(it.buffer in self._adjoint for it in (part.view,)):
                 self._adjoint.add(new.buffer)
@@ -453,7 +401,7 @@ class Lowered:
         """A result with one row per sample."""
         if node is None:
             return 0.0
-        value, shape = self._env[node], _meta(node).shape
+        value, shape = self._env[node], example(node).shape
         if isinstance(value, Mixed):
             raise Unsupported(value.reason)
         if isinstance(value, Lane) and value.batch != 0:
@@ -476,40 +424,5 @@ class Lowered:
         return node
 
 
-_FACTORIES = frozenset("zeros_like ones_like full_like new_zeros new_ones new_full".split())
+_FACTORIES = frozenset(["zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"])
 _PRODUCTS = {"mm": ("mk", "kn", "mn"), "bmm": ("pmk", "pkn", "pmn"), "mv": ("mk", "k", "m")}
-
-
-def _meta(node: fx.Node) -> Tensor:
-    return node.meta["val"]
-
-
-def _name(node: fx.Node) -> str:
-    """The name of an operation, without its overload; a foreign one has a dot in it."""
-    target: Any = node.target
-    if not isinstance(target, torch._ops.OpOverload):
-        return str(target)
-    return target._schema.name.removeprefix("aten::")
-
-
-def _is_linear(name: str, args: Sequence[Any]) -> bool:
-    """Whether an operation on sums over samples is linear in them, so that it may follow the sum over all steps."""
-    sums = [isinstance(it, Summed) for it in args]
-    zeros = [isinstance(it, Fill) and not it.value for it in args]
-    if name in ("mul", "mm", "bmm"):
-        return sums.count(True) == 1
-    if name == "div":
-        return sums[:2] == [True, False]
-    if name in ("add", "sub"):
-        return all(a or b for a, b in zip(sums[:2], zeros, strict=False))
-    if name == "where":
-        return not sums[0] and all(a or b for a, b in zip(sums[1:], zeros[1:], strict=True))
-    return name in LINEAR and sums[0]
-
-
-def _leaves(tree: Any) -> list[Any]:
-    if isinstance(tree, (list, tuple)):
-        return [leaf for item in tree for leaf in _leaves(item)]
-    if isinstance(tree, dict):
-        return _leaves(list(tree.values()))
-    return [tree]

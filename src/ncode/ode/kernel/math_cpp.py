@@ -18,7 +18,9 @@ def prelude(dtype: torch.dtype) -> str:
     terms = (8, 5) if single else (14, 11)
     exp = [1 / math.factorial(n) for n in range(1, terms[0])]
     log = [2 / (2 * n + 1) for n in range(1, terms[1])]
-    return "\n".join([_HEADERS, constants, _TYPES, _polynomial("expm1_series", exp), _polynomial("log_series", log), _BODY])
+    return "\n".join(
+        [_HEADERS, constants, _TYPES, _polynomial("expm1_series", exp), _polynomial("log_series", log), _BODY]
+    )
 
 
 def _polynomial(name: str, coefficients: list[float]) -> str:

@@ -13,22 +13,25 @@ from .trace import Unsupported
 
 Rule = Callable[[Any, Any], tuple[str, Any]]
 
-VIEWS = frozenset(
-    "view _unsafe_view reshape expand permute t transpose select slice unsqueeze squeeze alias detach split"
-    " split_with_sizes unbind narrow movedim view_as expand_as diagonal".split()
-)
-IDENTITIES = frozenset("clone _to_copy lift_fresh_copy contiguous".split())
-REDUCTIONS = frozenset("sum mean amax amin prod".split())
-LINEAR = VIEWS | IDENTITIES | frozenset("neg sum select_backward slice_backward".split())  # in their first argument
 
-_PLAIN = (
-    "mul maximum minimum neg abs exp expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan asin acos atan sinh"
-    " cosh tanh asinh acosh atanh erf erfc sigmoid relu sign floor ceil trunc round atan2 where eq ne lt le gt ge"
-    " logical_and logical_or logical_not logical_xor isnan isinf"
-).split()
-_COMPARISONS = "eq ne lt le gt ge logical_and logical_or logical_not logical_xor isnan isinf".split()
-MASKS = frozenset([*_COMPARISONS, "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "where", "mul", "cat"])
-MASKS |= IDENTITIES
+def _words(*lines: str) -> tuple[str, ...]:
+    return tuple(" ".join(lines).split())
+
+
+VIEWS = _words(
+    "view _unsafe_view reshape expand permute t transpose select slice unsqueeze squeeze alias detach split",
+    "split_with_sizes unbind narrow movedim view_as expand_as diagonal",
+)
+IDENTITIES = _words("clone _to_copy lift_fresh_copy contiguous")
+REDUCTIONS = _words("sum mean amax amin prod")
+LINEAR = (*VIEWS, *IDENTITIES, *_words("neg sum select_backward slice_backward"))  # in their first argument
+_COMPARISONS = _words("eq ne lt le gt ge logical_and logical_or logical_not logical_xor isnan isinf")
+_PLAIN = _words(
+    "mul maximum minimum neg abs exp expm1 log log1p log2 log10 sqrt rsqrt reciprocal sin cos tan asin acos atan sinh",
+    "cosh tanh asinh acosh atanh erf erfc sigmoid relu sign floor ceil trunc atan2 where",
+)
+MASKS = (*_COMPARISONS, *IDENTITIES, *_words("bitwise_and bitwise_or bitwise_not bitwise_xor where mul cat"))
+"""Operations whose result may be a mask."""
 
 
 def _plain(name: str, count: int | None = None) -> Rule:
@@ -83,7 +86,7 @@ def _products(name: str) -> Rule:
 
 
 POINTWISE: dict[str, Rule] = {
-    **{name: _plain(name) for name in _PLAIN},
+    **{name: _plain(name) for name in (*_PLAIN, *_COMPARISONS)},
     **{f"bitwise_{name}": _plain(f"logical_{name}") for name in ("and", "or", "not", "xor")},
     "add": _sum_of("add"),
     "sub": _sum_of("sub"),

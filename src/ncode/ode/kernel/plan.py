@@ -119,13 +119,14 @@ def _sizes(leaves: Any) -> tuple[int, ...]:
 
 
 def _make_plan(problem: Problem, captures: Captures, wanted: Wanted | None) -> Plan:
-    system, (zero, z, theta) = problem.system, problem.start
+    system, (zero, z, theta), tableau = problem.system, problem.start, problem.options.tableau
+    assert isinstance(tableau, Tableau)
     t, batch = system.clock(theta, zero), problem.batch
     shape = Shape(
         states=_sizes(z),
         parts=tuple((part.start, part.stop) for part in system.parts),
         controls=_sizes(problem.control),
-        tableau=problem.options.tableau,
+        tableau=tableau,
         fixed=problem.options.dt is not None,
         shifted=system.shifted,
     )
@@ -172,6 +173,5 @@ class KernelPullback(Pullback):
         if needed.span:
             still = ends.kept & ~ends.moved & ends.ok
             span = found.span + torch.where(still, inner_product(end, self.captures.slope), 0)
-        self.stats.nfe_backward = torch.where(ends.replayed, self.stats.steps, 0) * problem.options.tableau.stages
+        self.stats.nfe_backward = torch.where(ends.replayed, self.stats.steps, 0) * self.kernel.shape.tableau.stages
         return InputGradients(found.z0, SampleInputs(tuple(theta), span, None), tuple(found.captures))
-

@@ -16,8 +16,10 @@ from ..integrate import LoopState
 from ..problem import Problem
 from ..step import PID
 from ..system import State
+from .backward_cpp import backward_source, sum_sizes
 from .build import start_build
-from .driver_cpp import Shape, backward_source, forward_source, sum_sizes
+from .driver_cpp import Shape
+from .forward_cpp import forward_source
 from .lower import Lowered
 
 _POINTERS = "z0 theta shared z1 theta_gradient t0 span reached size t0_gradient span_gradient"
@@ -163,9 +165,12 @@ class Kernel:
         )
         call.settings.tape = None if tape is None else tape.address
         call.run(self.library.solve)
-        return LoopState(t, h, z1, None, h, h, status, status, accepted, rejected), nfe, tape
+        alive = torch.zeros_like(status, dtype=torch.bool)
+        return LoopState(t, h, z1, None, h, h, alive, status, accepted, rejected), nfe, tape  # ratios are not kept
 
-    def pull(self, problem: Problem, captures: Captures, tape: Tape, active: Tensor, end: Sequence[Tensor]) -> Gradients:
+    def pull(
+        self, problem: Problem, captures: Captures, tape: Tape, active: Tensor, end: Sequence[Tensor]
+    ) -> Gradients:
         """The gradients of the inputs, from that of the end; only active samples take part."""
         call, program, batch = self.call(problem, captures, problem.batch), self.lowered.program, problem.batch
         sizes = sum_sizes(program)

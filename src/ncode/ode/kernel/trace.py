@@ -113,7 +113,9 @@ def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphMo
     except Unsupported:
         raise
     except Exception as error:  # whatever it is, other backends may not mind it
-        raise Unsupported(f"tracing the dynamics failed: {str(error).splitlines()[0] if str(error) else error!r}") from error
+        raise Unsupported(
+            f"tracing the dynamics failed: {str(error).splitlines()[0] if str(error) else error!r}"
+        ) from error
 
 
 def _without_changes(graph: fx.Graph) -> None:
@@ -129,7 +131,9 @@ def _without_changes(graph: fx.Graph) -> None:
             raise Unsupported(f"{target} draws random numbers")
         if target._schema.is_mutable:
             changed = node.args[0] if node.args else None
-            plain = getattr(getattr(_aten, target._schema.name.removeprefix("aten::")[:-1], None), target._overloadname, None)
+            plain = getattr(
+                getattr(_aten, target._schema.name.removeprefix("aten::")[:-1], None), target._overloadname, None
+            )
             if plain is None or not isinstance(changed, fx.Node) or not _is_own(changed):
                 raise Unsupported(f"{target} changes a tensor in place")
             node.target = plain
