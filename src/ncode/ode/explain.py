@@ -19,7 +19,13 @@ _PROBLEM = ("theta", "feedback", "cost", "save_at", "dense", "keep_last", "callb
 
 @dataclass(frozen=True)
 class Explanation:
-    """The backend that a solve would take, and for each of the others a clause that says why not."""
+    """The backend that a solve would take, and for each of the others a clause that says why not.
+
+    >>> import torch, ncode
+    >>> why = ncode.explain(lambda t, x, theta: -x, torch.ones(4, 2), 0.0, 1.0, step="batch", compile=True)
+    >>> why.backend, why.why_not["kernel"]
+    ('inductor', 'step="batch" couples the samples')
+    """
 
     backend: str
     why_not: dict[str, str]

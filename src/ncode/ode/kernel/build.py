@@ -10,8 +10,9 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 
 from .trace import Unsupported
@@ -20,7 +21,6 @@ FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-er
 _QUIET = ("-Wno-psabi", "-Wno-ignored-attributes", "-pthread")
 _SLOW = 2.0  # seconds of compilation that are worth a message
 _log = logging.getLogger("ncode")
-_pool = ThreadPoolExecutor(2, thread_name_prefix="ncode-build")
 _loaded: dict[str, Future[ctypes.CDLL]] = {}
 
 
@@ -54,8 +54,17 @@ def start_build(source: str) -> Future[ctypes.CDLL]:
     """The library of a source, loaded; other work may go on while it is compiled."""
     key = hashlib.sha256("\n".join((_identity(), *FLAGS, *_QUIET, source)).encode()).hexdigest()[:32]
     if key not in _loaded:
-        _loaded[key] = _pool.submit(_build, source, key)
+        _loaded[key] = Future()
+        # A thread of its own: those of a pool would be gone in a process that was forked.
+        threading.Thread(target=_fulfil, args=(_loaded[key], source, key), daemon=True).start()
     return _loaded[key]
+
+
+def _fulfil(promise: Future[ctypes.CDLL], source: str, key: str) -> None:
+    try:
+        promise.set_result(_build(source, key))
+    except BaseException as error:
+        promise.set_exception(error)
 
 
 def _build(source: str, key: str) -> ctypes.CDLL:

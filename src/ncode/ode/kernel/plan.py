@@ -34,7 +34,8 @@ from .trace import Unsupported, Wanted, trace_pullback, trace_slope
 
 MOST_STATES = 64  # elements of a sample's state
 MOST_VALUES = 4096  # elements of all intermediate tensors of a sample, and of its control
-MOST_OPERATIONS = 65536  # in one evaluation of a sample
+MOST_OPERATIONS = 65536  # on numbers, in one evaluation of a sample
+MOST_STATEMENTS = 1000  # operations on tensors: the compiler takes longer for more
 _LIMIT = 64  # plans kept; the least recently used are dropped
 _plans: OrderedDict[Hashable, tuple[Any, Plan | str]] = OrderedDict()
 
@@ -146,6 +147,8 @@ def _checked(lowered: Lowered) -> Lowered:
     terms = sum(term.factors[0].size for term in program.terms)
     if program_size(program) > MOST_VALUES or terms > 4 * MOST_VALUES:
         raise Unsupported(f"an evaluation has more than {MOST_VALUES} intermediate values per sample")
+    if len(program.statements) + len(program.adjoint) > MOST_STATEMENTS:
+        raise Unsupported(f"an evaluation consists of more than {MOST_STATEMENTS} operations on tensors")
     if program.operations > MOST_OPERATIONS:
         raise Unsupported(f"an evaluation takes more than {MOST_OPERATIONS} operations per sample")
     return lowered
