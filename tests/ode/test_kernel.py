@@ -226,7 +226,16 @@ def blow_up() -> Case:
 
 
 @pytest.mark.parametrize(
-    "more", [{}, {"max_steps": 5}, {"max_steps": 5, "keep_last": True}, {"min_dt": 0.01}, {"keep_last": True}, {"max_dt": 0.05}], ids=str
+    "more",
+    [
+        {},
+        {"max_steps": 5},
+        {"max_steps": 5, "keep_last": True},
+        {"min_dt": 0.01},
+        {"keep_last": True},
+        {"max_dt": 0.05},
+    ],
+    ids=str,
 )
 def test_failures_are_those_of_eager(more: dict[str, Any]) -> None:
     found, expected = run(blow_up(), "kernel", **more), run(blow_up(), False, **more)
