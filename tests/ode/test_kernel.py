@@ -410,3 +410,19 @@ def test_a_hook_on_a_parameter_sees_the_whole_gradient_once() -> None:
     ncode.solve(lambda t, x, _: x @ weight, normal(5, 2), 0.0, 1.0, compile="kernel").x.sum().backward()
     assert len(seen) == 1
     assert torch.equal(seen[0], weight.grad)
+
+
+SQUARE = normal(5, 5, seed=11).requires_grad_()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda t, x, _: torch.tanh(x @ SQUARE) @ SQUARE.T - x.T.sin().T,
+        lambda t, x, _: x @ (SQUARE @ SQUARE).tanh() + SQUARE[0].exp() * SQUARE.mean(),
+    ],
+    ids=("used twice", "computed from"),
+)
+def test_weights_as_large_as_the_batch_are_not_taken_for_samples(f: Callable[..., Any]) -> None:
+    case = Case(f, normal(5, 5), options={"method": "rk4", "dt": 0.25}, trained=(SQUARE,))
+    assert_same(run(case, "kernel"), run(case, False))

@@ -132,6 +132,8 @@ class Lowered:
     def _lane_operation(self, node: fx.Node, name: str, args: Any, kwargs: Any) -> Any:
         if name in VIEWS:
             return self._view(node, args, kwargs)
+        if not isinstance(node.meta.get("val"), Tensor):
+            raise Unsupported(f"the operation {name} is not known to kernels")
         self._check_dtype(node, name)
         if name in IDENTITIES:
             source = example(node.args[0])  # pyright: ignore[reportArgumentType]

@@ -98,6 +98,7 @@ POINTWISE: dict[str, Rule] = {
     "clamp": _clamp,
     "clamp_min": _plain("maximum", 2),
     "clamp_max": _plain("minimum", 2),
+    "copy": lambda args, kwargs: ("copy", args[1:2]),
     "addcmul": _products("addcmul"),
     "addcdiv": _products("addcdiv"),
     "masked_fill": lambda args, kwargs: ("where", (args[1], args[2], args[0])),

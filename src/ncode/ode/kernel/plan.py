@@ -30,7 +30,7 @@ from .driver_cpp import Shape
 from .emit_cpp import program_size
 from .lower import Lowered
 from .run import Kernel, Tape
-from .trace import Unsupported, Wanted, trace_pullback, trace_slope
+from .trace import Graph, Unsupported, Wanted, trace_pullback, trace_slope
 
 MOST_STATES = 64  # elements of a sample's state
 MOST_VALUES = 4096  # elements of all intermediate tensors of a sample, and of its control
@@ -132,17 +132,23 @@ def _make_plan(problem: Problem, captures: Captures, wanted: Wanted | None) -> P
         shifted=system.shifted,
     )
     graph = trace_slope(system, t, z, theta)
-    forward = Kernel(_checked(Lowered(graph, batch, system.dtype)), shape, captures.outside)
+    forward = Kernel(_lower(graph, batch, system.dtype), shape, captures.outside)
     if wanted is None:
         return Plan(forward, None)
     context = ForwardContext(system, problem.t0.device, captures)
     isolated, stand_ins = for_backward(*isolate_captures(system, captures), context)  # a trace must call no hooks
     graph = trace_pullback(isolated, t, z, theta, wanted, stand_ins, context)
-    backward = Kernel(_checked(Lowered(graph, batch, system.dtype)), shape, stand_ins.outside)
+    backward = Kernel(_lower(graph, batch, system.dtype), shape, stand_ins.outside)
     return Plan(forward, backward)
 
 
-def _checked(lowered: Lowered) -> Lowered:
+def _lower(graph: Graph, batch: int, dtype: torch.dtype) -> Lowered:
+    try:
+        lowered = Lowered(graph, batch, dtype)
+    except Unsupported:
+        raise
+    except Exception as error:  # an operation used in a way that was not foreseen: other backends know it
+        raise Unsupported(f"the traced dynamics could not be lowered ({error!r})") from error
     program = lowered.program
     terms = sum(term.factors[0].size for term in program.terms)
     if program_size(program) > MOST_VALUES or terms > 4 * MOST_VALUES:
