@@ -44,10 +44,8 @@ def _identity() -> str:
 
 
 def cache_folder() -> Path:
-    """Where libraries are kept: next to those of TorchInductor, if its folder was chosen, or in the user's cache."""
-    chosen = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    base = Path(chosen) if chosen else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "ncode" / "kernels"
+    """Where libraries are kept: in the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ncode" / "kernels"
 
 
 def start_build(source: str) -> Future[ctypes.CDLL]:
