@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -91,6 +92,7 @@ def _misfit(problem: Problem, captures: Captures, differentiates: bool) -> str |
     tensors = (*problem.z0, *problem.control, *captures.outside)
     reasons = (
         (problem.t0.device.type != "cpu", f"the state is on {problem.t0.device.type}, and kernels are for the CPU yet"),
+        (os.name != "posix", "kernels are compiled on Linux and macOS only"),
         (compiler() is None, "no C++ compiler was found (g++, clang++, or that of the variable CXX)"),
         (not isinstance(options.tableau, Tableau), f"the method {options.tableau.name} is implicit"),
         (options.shared_step, 'step="batch" couples the samples'),
