@@ -82,7 +82,7 @@ def test_a_warm_up_runs_backward_and_changes_nothing(wrap):
 
 @pytest.mark.slow
 def test_a_warm_up_compiles_all_that_a_training_step_needs(traced):
-    block = ncode.NCODE(ncode.dynamics.MLP(2, hidden=4), compile=True)
+    block = ncode.NCODE(ncode.dynamics.MLP(2, hidden=4), compile="inductor")
     x = torch.randn(16, 2)
     warm_up(block, x)
     count = len(traced)

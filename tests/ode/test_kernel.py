@@ -426,3 +426,15 @@ SQUARE = normal(5, 5, seed=11).requires_grad_()
 def test_weights_as_large_as_the_batch_are_not_taken_for_samples(f: Callable[..., Any]) -> None:
     case = Case(f, normal(5, 5), options={"method": "rk4", "dt": 0.25}, trained=(SQUARE,))
     assert_same(run(case, "kernel"), run(case, False))
+
+
+def test_a_number_that_changes_before_backward_is_that_of_the_forward_pass():
+    """Backward walks along the tape with the function that was compiled for it, and evaluates nothing again."""
+    scale, found = [1.0], []
+    for changed in (False, True):
+        x0 = torch.ones(4, 2, dtype=torch.float64, requires_grad=True)
+        sol = ncode.solve(lambda t, x, theta: -scale[0] * x.sin(), x0, 0.0, 1.0, compile="kernel")
+        scale[0] = 3.0 if changed else 1.0
+        found.append(torch.autograd.grad(sol.x.sum(), x0)[0])
+        scale[0] = 1.0
+    assert torch.equal(*found)

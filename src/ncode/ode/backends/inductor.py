@@ -42,7 +42,7 @@ class Inductor(Backend):
         return function.cache[size](tensors, captures)
 
     def check(self, system: RightHandSide, inputs: Any, check: Callable[[], None]) -> None:
-        key = _identity_of_system(system), tuple((it.shape, it.dtype) for it in tensors_of(inputs))
+        key = identity_of_system(system), tuple((it.shape, it.dtype) for it in tensors_of(inputs))
         if key not in _checked:
             check()
             _keep(_checked, key, system)
