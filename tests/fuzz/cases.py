@@ -32,6 +32,7 @@ from .grammar import (
 DOUBLE = torch.float64
 ADAPTIVE = tuple(name for name, tableau in METHODS.items() if tableau.adaptive)
 STIFF = ("rosenbrock23", "rodas5p", "kvaerno5", "auto")
+ITERATED = ("kvaerno5", "implicit_euler", "trapezoid")  # by Newton's method, which cannot be compiled
 STIFF_FIXED = ("rosenbrock23", "rodas5p", "kvaerno5", "implicit_euler", "trapezoid")
 ORDERS = {"rosenbrock23": 2, "rodas5p": 5, "kvaerno5": 5, "auto": 5} | {name: it.order for name, it in METHODS.items()}
 NESTS = ("tensor", "tensor", "tuple", "dict")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from hypothesis import settings
+from hypothesis import assume, settings
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -52,7 +52,12 @@ def solve(arguments: Any, **changes: Any) -> ncode.Solution:
     """`ncode.solve` of a case, with its promises checked."""
     given = {**arguments.solve, **changes}
     with keeps_its_promises(given, arguments.leaves):
-        return ncode.solve(**given)
+        try:
+            return ncode.solve(**given)
+        except ncode.SolveError as error:
+            # With a fixed step, Newton's method may meet a kink of a field from the grammar, and says so.
+            assume(set(error.statuses) != {ncode.Status.NEWTON_FAILED})
+            raise
 
 
 def outputs(solution: Any) -> dict[str, Tensor]:
