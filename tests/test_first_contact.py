@@ -47,6 +47,14 @@ def test_a_solution_is_shown_in_three_lines():
     assert third.startswith("  evaluations per sample: ")
 
 
+def test_a_solution_says_how_many_samples_an_event_ended():
+    half = ncode.Event(lambda t, x, theta: x[:, 0] - 0.5)
+    x0 = torch.tensor([[1.0], [0.9], [9.0]])
+    solution = ncode.solve(lambda t, x, theta: -x, x0, 0.0, 1.0, events=[half, half])
+    assert repr(solution).splitlines()[1] == "  status: 3 OK (2 ended by an event)"
+    assert solution.events[0].ended.tolist() == [True, True, False]
+
+
 def test_the_family_is_a_table_with_a_header():
     header, *rows = repr(ncode.NCODE.family()).splitlines()
     start = header.index("dynamics")

@@ -22,7 +22,7 @@ from ncode.closed_forms import linear_flow, linear_recurrence, piecewise_linear_
 from ncode.control import Controller
 from ncode.dynamics import Dynamics
 
-NAMES = {name: getattr(jaxtyping, name) for name in ("Float", "Inexact", "Int", "Int64", "Real", "Shaped")}
+NAMES = {name: getattr(jaxtyping, name) for name in ("Bool", "Float", "Inexact", "Int", "Int64", "Real", "Shaped")}
 typechecker = beartype(conf=BeartypeConf(is_pep484_tower=True))  # a parameter of type float takes 1, too
 
 

@@ -87,6 +87,25 @@ def test_the_state_after_events_has_the_gradient_of_the_closed_form():
         close(got, torch.autograd.grad(expected[:, column].sum(), inputs, retain_graph=True), rtol=1e-7, atol=1e-8)
 
 
+def test_an_event_with_a_reset_goes_on_unless_told_otherwise():
+    """A ball between walls at 0 and 1 with speed 1 meets one at 0.5, 1.5, 2.5, ..."""
+    move = lambda t, x, theta: torch.stack([x[:, 1], torch.zeros_like(t)], 1)
+    walls = lambda t, x, theta: x[:, 0] * (1 - x[:, 0])
+    turn = lambda t, x, theta: x * torch.tensor([1.0, -1.0], dtype=DOUBLE)
+    x0 = torch.tensor([[0.5, 1.0]], dtype=DOUBLE)
+    for options, count, reached in [
+        ({}, 4, 4.0),
+        ({"max_count": 2}, 2, 1.5),
+        ({"terminal": True}, 1, 0.5),
+        ({"terminal": False, "max_count": 9}, 4, 4.0),
+    ]:
+        event = Event(walls, direction=-1, reset=turn, **options)
+        sol = ncode.solve(move, x0, 0.0, 4.0, events=event, max_dt=0.4)
+        assert sol.events[0].counts.tolist() == [count]
+        close(sol.t, torch.tensor([reached], dtype=DOUBLE), atol=1e-9)
+        assert sol.events[0].ended.tolist() == [reached < 4.0]
+
+
 @pytest.mark.parametrize("gradient", GRADIENTS)
 def test_gradients_of_nonlinear_events_agree_with_finite_differences(gradient):
     """The event's level, a weight of the dynamics, x0 and t0, through a reset, at a time-dependent system."""

@@ -38,6 +38,15 @@ def test_equal_samples_that_interact_are_refused_too(x0):
         ncode.solve(lambda t, x, theta: 1 - x.mean(0).expand_as(x), x0, 0.0, 1.0, theta=torch.rand(len(x0)))
 
 
+@pytest.mark.parametrize("method", ["dopri5", "rodas5p"])
+def test_one_system_without_a_batch_is_told_how_to_write_it(method):
+    x0 = torch.tensor([1.0, 0.5], dtype=torch.float64)
+    with pytest.raises(InputError, match=r"x0 of shape \(2,\) is 2 samples of one number each: .* write x0\[None\]"):
+        ncode.solve(lambda t, x, theta: torch.stack([x[1], -x[0]]), x0, 0.0, 1.0, method=method)
+    sol = ncode.solve(lambda t, x, theta: torch.stack([x[:, 1], -x[:, 0]], 1), x0[None], 0.0, 1.0, method=method)
+    assert sol.x.shape == (1, 2)
+
+
 @pytest.mark.parametrize("part", ["feedback", "cost"])
 def test_a_feedback_or_a_cost_that_mixes_samples_is_refused(part):
     mixed = {"feedback": lambda t, x, theta: x.mean(0) - theta, "cost": lambda t, x, theta: x.sum(1) * x.mean()}

@@ -279,4 +279,4 @@ def _empty(problem: Problem, theta: Control, events: Sequence[Event]) -> Solutio
         saved = tuple(leaf[:, None].expand(-1, count, *leaf.shape[1:]) for leaf in shown)
     outputs = Outputs(problem.z0, saved)
     solved = Solved(outputs, Stats(none, none, none), none, problem.span.detach(), None, 0)
-    return _make_solution(problem, theta, solved, tuple(gather(none, [], problem) for _ in events))
+    return _make_solution(problem, theta, solved, tuple(gather(none, none.bool(), [], problem) for _ in events))

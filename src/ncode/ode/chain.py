@@ -81,6 +81,7 @@ class _Chain:
         self.codes = torch.zeros(problem.batch, dtype=torch.int32, device=problem.t0.device)
         self.corrections = torch.zeros_like(self.codes)
         self.counts = torch.zeros(problem.batch, len(events), dtype=torch.int32, device=problem.t0.device)
+        self.terminated = torch.zeros_like(self.counts, dtype=torch.bool)  # which event ended a sample
         self.occurrences: list[list[_Occurrence]] = [[] for _ in events]
         self.saved: State = ()
         self.controls: State = ()  # at the saved times
@@ -206,6 +207,7 @@ class _Chain:
             full = here & (self.counts[:, i] >= event.limit)
             if event.terminal:
                 ended = ended | full
+                self.terminated[:, i] |= full
             else:
                 over = here & (self.counts[:, i] > event.limit)
                 self.codes = torch.where(over, Status.MAX_EVENTS, self.codes).to(torch.int32)
@@ -256,7 +258,8 @@ class _Chain:
     def records(self) -> tuple[EventRecord, ...]:
         """What happened, event by event."""
         return tuple(
-            gather(self.counts[:, i], occurrences, self.problem) for i, occurrences in enumerate(self.occurrences)
+            gather(self.counts[:, i], self.terminated[:, i], occurrences, self.problem)
+            for i, occurrences in enumerate(self.occurrences)
         )
 
 
@@ -278,7 +281,7 @@ def _checked_reset(new: Sequence[Any], old: Sequence[Tensor]) -> State:
     return tuple(new)
 
 
-def gather(counts: Tensor, occurrences: Sequence[_Occurrence], problem: Problem) -> EventRecord:
+def gather(counts: Tensor, ended: Tensor, occurrences: Sequence[_Occurrence], problem: Problem) -> EventRecord:
     """The n-th occurrence of every sample side by side."""
     most = int(counts.max()) if len(counts) else 0
     ts = torch.full((len(counts), most), torch.nan, dtype=torch.float64, device=counts.device)
@@ -290,7 +293,7 @@ def gather(counts: Tensor, occurrences: Sequence[_Occurrence], problem: Problem)
         ts = torch.where(place, it.time[:, None], ts)
         xs = [torch.where(mask_like(place, x), x[:, None], old) for x, old in zip(it.x, xs, strict=True)]
         made = made + it.mask.int()
-    return EventRecord(counts, ts, problem.system.nest_x(xs))
+    return EventRecord(counts, ts, problem.system.nest_x(xs), ended)
 
 
 def check_jumps(jump_ts: Any, problem: Problem) -> Tensor:

@@ -38,12 +38,13 @@ class Event:
     Args:
         function: (t, x, theta) -> (batch,), as the dynamics receive them. An event is a change of its sign. Signs are
             compared in the middle and at the end of each step; two changes within one half go unnoticed (use max_dt).
-        terminal: Whether the event ends the sample, at its `max_count`-th occurrence.
+        terminal: Whether the event ends the sample, at its `max_count`-th occurrence. Default: True without a reset;
+            with one, the sample goes on, unless max_count is given.
         direction: 1 for changes from negative to positive only, -1 for the opposite, 0 for both; in the direction of
             the solve.
         reset: (t, x, theta) -> the new x, or (x, theta), with which the sample goes on. Default: it goes on as it is.
-        max_count: A terminal event ends the sample at this occurrence. Default: 1. For others, a sample with more
-            occurrences fails with the status MAX_EVENTS. Default: 100.
+        max_count: A terminal event ends the sample at this occurrence, without its reset. Default: 1. For others, a
+            sample with more occurrences fails with the status MAX_EVENTS. Default: 100.
 
     >>> import torch, ncode
     >>> fall = lambda t, x, theta: torch.stack([x[:, 1], torch.full_like(t, -9.81)], 1)
@@ -55,7 +56,7 @@ class Event:
     """
 
     function: Callable[[Tensor, Any, Any], Tensor]
-    terminal: bool = True
+    terminal: bool | None = None
     direction: int = 0
     reset: Callable[[Tensor, Any, Any], Any] | None = None
     max_count: int | None = None
@@ -64,6 +65,8 @@ class Event:
         check_function("the function of an Event", self.function, ("t", "x", "theta"))
         if self.reset is not None:
             check_function("the reset of an Event", self.reset, ("t", "x", "theta"))
+        if self.terminal is None:
+            object.__setattr__(self, "terminal", self.reset is None or self.max_count is not None)
         check_flag("terminal", self.terminal)
         if self.direction not in (-1, 0, 1):
             raise InputError(f"direction of an Event must be -1, 0 or 1; given {self.direction!r}")

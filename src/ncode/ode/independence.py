@@ -30,6 +30,10 @@ NO_JACOBIAN = _INTERACT + (
     "Method {name!r} needs the Jacobian of each sample: put samples that interact into one state of shape (1, ...), or"
     ' use an explicit method with step="batch"'
 )
+ONE_SYSTEM = (
+    ". x0 of shape ({count},) is {count} samples of one number each: for one system of {count} components write"
+    " x0[None], and x[:, 0] for x[0] in the dynamics"
+)
 TIMES_INTERACT = (
     "the dynamics, the feedback, the cost or an event of one sample change with the time of another: t has shape"
     " (batch,), one time per sample, and in t * x or t[0] * x a sample meets the times of others. Write"
@@ -115,7 +119,8 @@ class Positions:
         if not _agree(system, times, z, theta, slope, ~moved):
             raise InputError(TIMES_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
         if not _agree(system, t, states, theta, slope, ~moved):
-            raise InputError(SAMPLES_INTERACT if self.method is None else NO_JACOBIAN.format(name=self.method))
+            said = SAMPLES_INTERACT if self.method is None else NO_JACOBIAN.format(name=self.method)
+            raise InputError(said + (ONE_SYSTEM.format(count=self.batch) if z[0].dim() == 1 else ""))
         raise InputError(CONTROLS_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
 
 

@@ -16,6 +16,7 @@ from .step import evaluate_dense
 from .system import State
 
 if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
+    from typing import Annotated as Bool
     from typing import Annotated as Float
     from typing import Annotated as Inexact
     from typing import Annotated as Int
@@ -106,6 +107,7 @@ class EventRecord:
     counts: Int[Tensor, "batch"]
     ts: Float[Tensor, "batch n"]
     xs: Inexact[Tensor, "batch n *state"]
+    ended: Bool[Tensor, "batch"]  # which samples the event ended
 
 
 @dataclass(frozen=True, repr=False)
@@ -154,7 +156,9 @@ class Solution:
         counts = ", ".join(f"{count} {status.name}" for status, count in Counter(self.status).items())
         nfe = self.stats.nfe
         span = f"{int(nfe.min())} to {int(nfe.max())}" if nfe.numel() else "none"
-        return f"Solution: {shapes}\n  status: {counts or 'empty'}\n  evaluations per sample: {span}"
+        ended = [record.ended for record in self.events]
+        by_event = f" ({int(torch.stack(ended).any(0).sum())} ended by an event)" if ended else ""
+        return f"Solution: {shapes}\n  status: {counts or 'empty'}{by_event}\n  evaluations per sample: {span}"
 
     def __call__(self, t: float | Tensor) -> Any:
         """x at any time between t0 and t1 (needs `dense=True`)."""
