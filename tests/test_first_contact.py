@@ -35,6 +35,8 @@ def test_the_help_of_the_package_names_every_public_name():
 def test_a_missing_attribute_gets_the_nearest_name():
     with pytest.raises(AttributeError, match='did you mean "ClosedLoop"'):
         _ = ncode.ClosedLop
+    with pytest.raises(AttributeError, match='did you mean "NCODE"'):
+        _ = ncode.Ncode
     with pytest.raises(AttributeError, match=r"from ncode\.compat\.torchdiffeq import odeint"):
         _ = ncode.odeint
 

@@ -228,9 +228,16 @@ def test_paths_are_selected_shared_and_converted():
         path.expand(4)
 
 
+def test_a_path_of_another_batch_than_x0_is_refused_by_name():
+    follow, x0 = (lambda t, x, path: path.evaluate(t) - x), torch.zeros(4, 2)
+    for count, hint in ((1, r"1 sample, x0 has 4: use path\.expand\(4\)"), (3, "3 samples, x0 has 4: make a path")):
+        with pytest.raises(ncode.InputError, match=f"the path has {hint}"):
+            ncode.solve(follow, x0, 0.0, 1.0, theta=paths.linear(torch.zeros(count, 3, 2)))
+
+
 BAD = [
     ({"values": torch.zeros(2, 3)}, "values must be a floating tensor"),
-    ({"values": torch.zeros(2, 3, 1, dtype=torch.int64)}, "values must be a floating tensor"),
+    ({"values": torch.zeros(2, 3, 1, dtype=torch.int64)}, r"values must be a floating tensor.*use values\.float\(\)"),
     ({"values": torch.zeros(2, 0, 1)}, "hold nothing"),
     ({"values": torch.full((2, 3, 1), math.inf)}, "infinite in sample 0"),
     ({"values": torch.full((2, 3, 1), NAN)}, "sample 0 has no values"),

@@ -134,6 +134,17 @@ def format_value(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def format_type(value: Any, hint: str = "") -> str:
+    """Return the type of a value for a message, and a hint; of a class, how to make an object of it instead.
+
+    >>> format_type(3, ": use a float"), format_type(int)
+    ('int: use a float', 'the class int: write int(...)')
+    """
+    if isinstance(value, type):
+        return f"the class {value.__name__}: write {value.__name__}(...)"
+    return f"{type(value).__name__}{hint}"
+
+
 def check_choice(kind: str, given: Any, known: Iterable[str]) -> str:
     """Return `given` if it is one of the known names; otherwise raise with the nearest one.
 
@@ -153,7 +164,9 @@ def nearest(given: str, known: Iterable[str]) -> str:
     >>> nearest("gaol", ["goal", "rate"])
     '; did you mean "goal"?'
     """
-    near = difflib.get_close_matches(given, list(known), n=1, cutoff=0.4)
+    known = list(known)
+    alike = [name for name in known if name.lower() == given.lower()]
+    near = alike or difflib.get_close_matches(given, known, n=1, cutoff=0.4)
     return f'; did you mean "{near[0]}"?' if near else ""
 
 

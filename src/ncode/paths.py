@@ -319,9 +319,10 @@ def _make(data: Data, filled: Tensor, higher: list[Tensor], *, closed: bool = Tr
 def read_data(values: Any, knots: Any, lengths: Any, more_knots: int = 0) -> Data:
     """Check the data of a path and pad it."""
     if check_tensor("values", values).dim() != 3 or not values.is_floating_point():
+        hint = "for one channel use values[..., None]" if values.is_floating_point() else "use values.float()"
         raise InputError(
-            "values must be a floating tensor (batch, length, channels); given"
-            f" {values.dtype} {tuple(values.shape)}: for one channel use values[..., None]"
+            f"values must be a floating tensor (batch, length, channels); given {values.dtype} {tuple(values.shape)}:"
+            f" {hint}"
         )
     batch, count, channels = values.shape
     if batch == 0 or count == 0 or channels == 0:

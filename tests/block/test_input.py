@@ -130,6 +130,11 @@ class Attraction(dynamics.Dynamics):
         return theta["goal"] - x
 
 
+class WithoutTheta(dynamics.Dynamics):
+    def forward(self, t, x):
+        return -x
+
+
 class Constant(ncode.control.Controller):
     def __init__(self, theta):
         super().__init__()
@@ -142,7 +147,15 @@ class Constant(ncode.control.Controller):
 NEWCOMERS = {
     "a network as feedback": (lambda: ncode.ClosedLoop(nn.Linear(2, 3)), r"ncode\.control\.Feedback\(trunk\)"),
     "a network as dynamics": (lambda: ncode.NCODE(nn.Linear(2, 2)), r"ncode\.dynamics\.Function"),
-    "a class as dynamics": (lambda: ncode.NCODE(dynamics.MLP), r"given type|given ABCMeta"),
+    "a class as dynamics": (lambda: ncode.NCODE(dynamics.MLP), r"given the class MLP: write MLP\(\.\.\.\)$"),
+    "a class as controller": (lambda: ncode.NCODE(dynamics.MLP(2), ncode.Static), r"given the class Static"),
+    "a class as step rule": (lambda: ncode.NCODE(dynamics.MLP(2), step_rule=ncode.PID), r"given the class PID"),
+    "a forward without theta": (lambda: ncode.NCODE(WithoutTheta()), r"WithoutTheta takes \(t, x\): add theta"),
+    "one sample": (lambda: ncode.NCODE(dynamics.MLP(2))(X[0]), r"for one sample use x\[None\]"),
+    "a condition": (
+        lambda: function(lambda t, x, theta: x if t > 0.5 else -x)(X),
+        r"one answer per sample.*torch\.where\(t\[:, None\]",
+    ),
     "a network as controller": (lambda: ncode.NCODE(dynamics.MLP(2), nn.Linear(2, 3)), r"ncode\.OpenLoop\(trunk\)"),
     "a wrong name": (lambda: function(lambda t, x, theta: theta["v"] * x, {"w": (2,)})(X), "'v'.*there are: w"),
     "forgotten shapes": (

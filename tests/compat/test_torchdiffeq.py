@@ -581,8 +581,9 @@ UNKNOWN = {
 @pytest.mark.parametrize("case", UNKNOWN)
 def test_an_option_that_a_method_does_not_have_warns_as_in_torchdiffeq_when(case):
     method, options, sentence = UNKNOWN[case]
-    with pytest.warns(UserWarning, match=sentence):
+    with pytest.warns(UserWarning, match=sentence) as warned:
         solve_with(method=method, options=options)
+    assert {it.filename for it in warned} == {__file__}
     with pytest.warns(UserWarning, match="Unexpected arguments"):
         solve_with(method=method, options=options, interface=theirs.odeint)
 

@@ -177,3 +177,10 @@ def test_an_encoder_of_ones_own_with_another_number_of_features_is_named():
 def test_images_of_the_wrong_size_or_range_are_refused_with_a_sentence(shown, sentence, method):
     with pytest.raises(ncode.InputError, match=sentence):
         getattr(auto_ncode(), method)(shown)
+
+
+def test_codes_of_bytes_are_refused_with_a_sentence():
+    shown = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    for method in ("encode", "control"):
+        with pytest.raises(ncode.InputError, match=r"given torch.uint8 .* images.float\(\) / 255"):
+            getattr(auto_ncode(), method)(shown)

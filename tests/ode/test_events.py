@@ -89,9 +89,16 @@ def test_the_state_after_events_has_the_gradient_of_the_closed_form():
 
 def test_an_event_with_a_reset_goes_on_unless_told_otherwise():
     """A ball between walls at 0 and 1 with speed 1 meets one at 0.5, 1.5, 2.5, ..."""
-    move = lambda t, x, theta: torch.stack([x[:, 1], torch.zeros_like(t)], 1)
-    walls = lambda t, x, theta: x[:, 0] * (1 - x[:, 0])
-    turn = lambda t, x, theta: x * torch.tensor([1.0, -1.0], dtype=DOUBLE)
+
+    def move(t, x, theta):
+        return torch.stack([x[:, 1], torch.zeros_like(t)], 1)
+
+    def walls(t, x, theta):
+        return x[:, 0] * (1 - x[:, 0])
+
+    def turn(t, x, theta):
+        return x * torch.tensor([1.0, -1.0], dtype=DOUBLE)
+
     x0 = torch.tensor([[0.5, 1.0]], dtype=DOUBLE)
     for options, count, reached in [
         ({}, 4, 4.0),

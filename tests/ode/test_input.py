@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import ncode
 from ncode import InputError
@@ -315,6 +316,16 @@ def test_an_empty_batch_has_an_empty_solution(gradient, feedback, options):
     if gradient != "adjoint":
         assert sol(0.5).shape == (0, 2)
         assert sol(torch.tensor([0.1, 0.2, 0.3])).shape == (0, 3, 2)
+
+
+@pytest.mark.parametrize(
+    "controller", [None, ncode.OpenLoop(nn.Linear(2, 4)), ncode.ClosedLoop(ncode.control.Feedback(nn.Linear(2, 4)))]
+)
+def test_a_loss_of_no_samples_has_a_backward(controller):
+    block = ncode.NCODE(ncode.dynamics.MLP(2), controller)
+    sol = block.solve(torch.zeros(0, 2), save_at=torch.tensor([0.5, 1.0]))
+    (sol.x.sum() + sol.xs.sum()).backward()
+    assert all(p.grad is not None and not p.grad.any() for p in block.parameters())
 
 
 def test_an_empty_batch_may_have_times_of_its_own():

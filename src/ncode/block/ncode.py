@@ -15,7 +15,7 @@ from ..control import Controller, State, Static
 from ..control.base import expand_shared
 from ..costs import CostLike, System, total
 from ..dynamics.base import Dynamics, default_initial
-from ..errors import InputError, allocating, check_flag, check_tensor
+from ..errors import InputError, allocating, check_flag, check_function, check_tensor, format_type
 from ..ode import Backend, Event, Solution, SolveOptions, StepSizeRule, solve
 from ..ode.events import check_events
 from ..ode.methods import Method
@@ -84,16 +84,14 @@ class NCODE(Pretrained):
     ):
         super().__init__()
         if not isinstance(dynamics, Dynamics):
-            raise InputError(
-                f"dynamics must be one of ncode.dynamics; given {type(dynamics).__name__}: wrap a function or module"
-                " f(t, x, theta) with ncode.dynamics.Function(f, control_shapes)"
-            )
+            hint = ": wrap a function or module f(t, x, theta) with ncode.dynamics.Function(f, control_shapes)"
+            raise InputError(f"dynamics must be one of ncode.dynamics; given {format_type(dynamics, hint)}")
+        hint = ": add theta, a dict of its controls by name, to its forward"
+        check_function("dynamics", dynamics, ("t", "x", "theta"), hint)
         controller = Static() if controller is None else controller
         if not isinstance(controller, Controller):
-            raise InputError(
-                f"controller must be one of ncode.control; given {type(controller).__name__}: wrap a trunk with"
-                " ncode.OpenLoop(trunk)"
-            )
+            hint = ": wrap a trunk with ncode.OpenLoop(trunk)"
+            raise InputError(f"controller must be one of ncode.control; given {format_type(controller, hint)}")
         self.dynamics, self.controller = dynamics, controller
         options = SolveOptions(
             method=method,

@@ -154,9 +154,10 @@ def check_state_shape(dynamics: Dynamics, x: Tensor, x0: Tensor) -> None:
     if expected is None or _matches(x0.shape[1:], expected):
         return
     became = "" if x0.shape == x.shape else f", which became {format_shape(x0.shape[1:])}"
+    hint = ": for one sample use x[None]" if _matches(x.shape, expected) else ""
     raise InputError(
         f"{type(dynamics).__name__} expects a state of shape {format_shape(expected)} per sample; given x of shape"
-        f" {tuple(x.shape)}, that is {format_shape(x.shape[1:])} per sample{became}"
+        f" {tuple(x.shape)}, that is {format_shape(x.shape[1:])} per sample{became}{hint}"
     )
 
 

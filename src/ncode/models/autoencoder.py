@@ -98,6 +98,7 @@ class Autoencoder(Configurable, Pretrained, ABC):
 
     def features(self, images: Tensor, width: int) -> Tensor:
         """The encoder's features of images, checked to be (batch, width)."""
+        self._check_type(images)
         found = self.encoder(images)
         if found.shape[1:] != (width,):
             raise InputError(
@@ -137,9 +138,12 @@ class Autoencoder(Configurable, Pretrained, ABC):
         return binary_cross_entropy(back.clamp(1e-6, 1 - 1e-6), images)
 
     def _check(self, images: Tensor) -> None:
+        self._check_type(images)
+        check_values(self, images, (0.0, 1.0))
+
+    def _check_type(self, images: Tensor) -> None:
         if check_tensor("images", images).dim() != 4 or not images.is_floating_point():
             raise InputError(
                 f"images must be numbers from 0 to 1, (batch, channels, height, width); given {images.dtype}"
                 f" {tuple(images.shape)}: convert bytes with images.float() / 255"
             )
-        check_values(self, images, (0.0, 1.0))

@@ -12,6 +12,7 @@ from torch import Tensor
 from .._torch_private import is_symbolic, is_transforming
 from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
 from .backends import EAGER, Backend
+from .captures import held_by
 from .chain import check_jumps, gather, solve_chain
 from .events import Event, check_events
 from .gradients.function import Outputs
@@ -21,7 +22,7 @@ from .problem import Callback, Problem, make_problem
 from .solution import DenseOutput, EventRecord, Solution, Stats
 from .solver import Solved, solve_planned, solve_problem
 from .step import StepSizeRule
-from .system import Control, Cost, Dynamics, Feedback
+from .system import Control, Cost, Dynamics, Feedback, State
 
 if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
     from typing import Annotated as Inexact
@@ -60,8 +61,27 @@ def between_two_times(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
+def without_one_answer_for_all(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Refuse dynamics with a Python `if` on values of several samples; torch's error would not say what to do."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            if "Boolean value of Tensor with more than one value" not in str(error):
+                raise
+            raise InputError(
+                "a condition such as `if t > 0.5` has one answer per sample, and `if`, `while`, `and` or `or` need a"
+                " single one: write torch.where(t[:, None] > 0.5, a, b)"
+            ) from error
+
+    return call
+
+
 @between_two_times
 @outside_of_compilation
+@without_one_answer_for_all
 def solve(
     dynamics: Dynamics,
     x0: Inexact[Tensor, "batch *state"],
@@ -270,13 +290,22 @@ def _raise_failures(solution: Solution, problem: Problem) -> None:
     raise SolveError(failed, solution.t[failed].tolist(), statuses, solution, len(solution.codes), where)
 
 
+def _joined(problem: Problem) -> State:
+    """An empty z0 joined to theta and to the parameters of functions: a loss of no samples has a backward, too."""
+    system = problem.system
+    held = [it for function in (system.dynamics, system.feedback, system.cost) for it in held_by(function)]
+    joined = [*problem.theta, *(it for it in held if isinstance(it, Tensor) and it.is_leaf)]
+    parts = [it.flatten()[:0].abs().sum().to(problem.t0.device) for it in joined if it.requires_grad]
+    return tuple(sum(parts, leaf) for leaf in problem.z0)
+
+
 def _empty(problem: Problem, theta: Control, events: Sequence[Event]) -> Solution:
     """The solution of a batch without samples."""
     none = torch.zeros(0, dtype=torch.int32, device=problem.t0.device)
-    saved = ()
+    z, saved = _joined(problem), ()
     if problem.ts is not None:
-        count, shown = problem.ts.shape[1], problem.z0[: problem.system.shown]
+        count, shown = problem.ts.shape[1], z[: problem.system.shown]
         saved = tuple(leaf[:, None].expand(-1, count, *leaf.shape[1:]) for leaf in shown)
-    outputs = Outputs(problem.z0, saved)
+    outputs = Outputs(z, saved)
     solved = Solved(outputs, Stats(none, none, none), none, problem.span.detach(), None, 0)
     return _make_solution(problem, theta, solved, tuple(gather(none, none.bool(), [], problem) for _ in events))

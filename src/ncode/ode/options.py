@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._torch_private import is_tracing
-from ..errors import InputError, check_choice, check_count, check_number
+from ..errors import InputError, check_choice, check_count, check_number, format_type
 from .backends import Backend, find_backend
 from .implicit_tableau import DirkTableau
 from .methods import ALL_METHODS, Method, find_method, is_implicit, make_step
@@ -56,7 +56,7 @@ class SolveOptions:
         self._check_compiled()
         if self.step_rule is not None and not isinstance(self.step_rule, StepSizeRule):
             raise InputError(
-                f"step_rule must be a StepSizeRule, such as PID(p=0.2); given {type(self.step_rule).__name__}"
+                f"step_rule must be a StepSizeRule, such as PID(p=0.2); given {format_type(self.step_rule)}"
             )
 
     def _check_method(self) -> None:

@@ -306,6 +306,10 @@ def check_control(theta: Control, x0: Tensor) -> tuple[tuple[Tensor, ...], pytre
             raise InputError(f"theta is on {leaf.device} and x0 on {x0.device}: move one of them")
         check_tensor("theta", leaf)
         if leaf.dim() == 0 or leaf.shape[0] != x0.shape[0]:
+            if leaf.dim() and hasattr(theta, "knots"):  # a path, whose leaves a user has not seen
+                one = len(leaf) == 1
+                hint = f"use path.expand({len(x0)})" if one else "make a path with one row per sample"
+                raise InputError(f"the path has {len(leaf)} sample{'' if one else 's'}, x0 has {len(x0)}: {hint}")
             raise InputError(
                 f"theta has a leaf of shape {tuple(leaf.shape)}, but the batch has {len(x0)} samples: every leaf must"
                 f" be ({len(x0)}, ...); expand a shared control, or use it in a closure"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from .._torch_private import pytree, without_function_modes
-from ..errors import InputError
+from ..errors import InputError, format_value
 
 State = tuple[Tensor, ...]
 Tree = TypeVar("Tree")
@@ -212,11 +212,19 @@ def _flatten_as(spec: pytree.TreeSpec, tree: Any, name: str, like: str) -> list[
     """The leaves of what a function returned, which must be nested by this spec."""
     try:
         return spec.flatten_up_to(tree)
-    except ValueError as error:
-        given = pytree.tree_map(type, tree)
+    except ValueError:
+        given = pytree.tree_map(lambda leaf: _Word(type(leaf).__name__), tree)
+        wanted = pytree.tree_unflatten([_Word("Tensor")] * spec.num_leaves, spec)
         raise InputError(
-            f"{name} returned {given}: it must return tensors nested as {like} is, {spec} ({error})"
+            f"{name} returned {format_value(given)}: it must return tensors nested as {like} is, {format_value(wanted)}"
         ) from None
+
+
+class _Word(str):
+    """A word that is shown without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def _is_like(k: Tensor, leaf: Tensor) -> bool:

@@ -81,7 +81,8 @@ class Tableau:
         for i, row in enumerate(self.a):
             if not math.isclose(sum(row), self.c[i], abs_tol=1e-9):
                 raise InputError(
-                    f"Tableau {name!r}: row a[{i}] sums to {sum(row):g}; expected its node c, {self.c[i]:g}"
+                    f"Tableau {name!r}: row a[{i}] sums to {sum(row):g}; expected its node c, {self.c[i]:g} (difference"
+                    f" {sum(row) - self.c[i]:.2g}): write all digits of double precision, or fractions such as 2 / 3"
                 )
         if not math.isclose(sum(self.b), 1.0, abs_tol=1e-9):
             raise InputError(f"Tableau {name!r}: the weights b sum to {sum(self.b):g}; expected 1")

@@ -9,7 +9,6 @@ solved from each time of t to the one before. There, y is reset to what forward 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ...ode.captures import find_captures
-from .arguments import check_mapping, check_tensors, read_options, read_tolerance
+from .arguments import check_mapping, check_tensors, read_options, read_tolerance, warn
 from .events import solve_until_event
 from .methods import FIXED, check_method
 from .problem import Problem, make_solver
@@ -81,10 +80,7 @@ def _given_parameters(func: Any, parameters: Iterable[Tensor] | None, own_norm: 
     given = check_tensors("adjoint_params", parameters)
     trained = tuple(tensor for tensor in given if tensor.requires_grad)
     if own_norm and len(trained) < len(given):
-        warnings.warn(
-            "adjoint_params has tensors that do not require a gradient: the adjoint norm does not see them",
-            stacklevel=5,
-        )
+        warn("adjoint_params has tensors that do not require a gradient: the adjoint norm does not see them")
     return trained
 
 

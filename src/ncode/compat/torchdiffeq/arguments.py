@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -41,8 +42,16 @@ def check_times(t: Any, device: torch.device, name: str = "t") -> Tensor:
     if not finite or not (rises or falls):
         raise InputError(f"{name} must be finite and strictly increasing or decreasing; given {values}"[:300])
     if t.device != device:
-        warnings.warn(f"{name} is on {t.device} and y0 on {device}: {name} is moved there", stacklevel=4)
+        warn(f"{name} is on {t.device} and y0 on {device}: {name} is moved there")
     return t.to(device)
+
+
+def warn(message: str) -> None:
+    """Warn at the line of the user's code that called the library."""
+    frame, level = sys._getframe(1), 2
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("ncode."):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, stacklevel=level)
 
 
 def read_tolerance(name: str, value: Any, layout: Layout, y: Tensor) -> Tolerance:
@@ -99,7 +108,7 @@ def read_options(method: str, fixed: bool, options: Any, name: str = "options") 
             continue
         near = difflib.get_close_matches(str(key), known, n=1)
         hint = f'; did you mean "{near[0]}"?' if near else ""
-        warnings.warn(f'{name} has {key!r}, which method "{method}" does not have: it is ignored{hint}', stacklevel=4)
+        warn(f'{name} has {key!r}, which method "{method}" does not have: it is ignored{hint}')
     if "step_size" in read and "grid_constructor" in read:
         raise InputError(f"{name} have both step_size and grid_constructor: they exclude each other")
     return {key: value for key, value in read.items() if value is not None}
@@ -158,7 +167,7 @@ def read_callbacks(
         return NO_CALLBACKS
     late = [f"callback_{name}{suffix}" for name in ("accept_step", "reject_step") if found[name] is not None]
     if fixed and late:
-        warnings.warn(f'method "{method}" has fixed steps: {" and ".join(late)} of func are not called', stacklevel=4)
+        warn(f'method "{method}" has fixed steps: {" and ".join(late)} of func are not called')
         found = {"step": found["step"], "accept_step": None, "reject_step": None}
 
     def told(callback: Callable[..., Any] | None) -> Callable[..., Any] | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from torch import Tensor
 
-from ...errors import InputError, check_choice
+from ...errors import InputError, check_choice, format_type
 from ..system import RightHandSide
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def find_backend(compile: Any) -> Backend:
     if not isinstance(compile, (bool, str)):
         raise InputError(
             f"compile must be False, True, the name of a backend ({', '.join(BACKENDS)}) or a Backend;"
-            f" given {type(compile).__name__}"
+            f" given {format_type(compile)}"
         )
     if compile is False or (isinstance(compile, str) and check_choice("backend", compile, BACKENDS) == "eager"):
         return EAGER
