@@ -137,6 +137,12 @@ def mnist_autoncode(data):
     }
 
 
+def save(model, out, name, notes):
+    """Write a model and its card, whose line loads it from the root of a clone."""
+    notes = {**notes, "Made by": f"`python pretrained/make.py {name}`"}
+    model.save_pretrained(out / name, notes, name=f"pretrained/{name}")
+
+
 def main():
     models = {"reflection": reflection, "annuli": annuli}
     with_data = {"mnist-classifier": mnist_classifier, "mnist-autoncode": mnist_autoncode}
@@ -154,7 +160,7 @@ def main():
         model, notes = with_data[given.name](data)
         digits = {"images": data.test.images[:DIGITS].contiguous(), "labels": data.test.labels[:DIGITS].contiguous()}
         save_file(digits, given.out / "digits.safetensors")
-    model.save_pretrained(given.out / given.name, {**notes, "Made by": f"`python pretrained/make.py {given.name}`"})
+    save(model, given.out, given.name, notes)
     print(notes["Score"])
 
 

@@ -82,6 +82,26 @@ def test_the_table_has_the_score_and_the_size_of_each_model(name):
     assert command in (FOLDER / name / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_line_of_a_card_loads_the_model_from_the_root_of_the_clone(name, monkeypatch):
+    (code,) = re.findall(r"```python\n(.*?)```", (FOLDER / name / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.chdir(ROOT)
+    names = {}
+    exec(code, names)
+    assert not names["model"].training
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_script_would_write_the_card_that_is_there(name, tmp_path):
+    text = (FOLDER / name / "README.md").read_text(encoding="utf-8")
+    notes = {title: line for title, line in re.findall(r"- \*\*(.*?)\*\*: (.*)", text) if title in ("Task", "Score")}
+    save = runpy.run_path(str(FOLDER / "make.py"))["save"]
+    save(ncode.from_pretrained(FOLDER / name), tmp_path, name, notes)
+    again = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+    versions = re.compile(r"- \*\*Versions\*\*.*")
+    assert versions.sub("", again) == versions.sub("", text)
+
+
 def test_all_models_together_are_small():
     assert sum(file.stat().st_size for file in FOLDER.rglob("*") if file.is_file()) < 5e6
 
@@ -91,6 +111,7 @@ def test_the_code_of_the_page_runs(monkeypatch, tmp_path, capsys):
     (tmp_path / "page.py").write_text(code)
     monkeypatch.chdir(ROOT)
     runpy.run_path(str(tmp_path / "page.py"))
-    signs, right = capsys.readouterr().out.splitlines()
+    reflected, signs, right = capsys.readouterr().out.splitlines()
+    assert re.search(r"-0\.(49|50)", reflected)
     assert re.search(r"\[-\d.*, +\d", signs)
     assert right.startswith("tensor(")

@@ -42,6 +42,17 @@ def test_it_says_how_to_load_how_it_is_solved_and_what_the_author_adds(tmp_path)
     assert f"torch-ncode {ncode.__version__}" in text
 
 
+def test_a_name_of_its_own_says_where_the_model_will_be_and_its_last_part_is_the_title(tmp_path):
+    block = ncode.NCODE(ncode.dynamics.MLP(2))
+    block.save_pretrained(tmp_path / ".x.tmp", name="runs/a/springs")
+    text = (tmp_path / ".x.tmp" / "README.md").read_text()
+    assert "\n# springs\n" in text
+    assert 'ncode.from_pretrained("runs/a/springs")' in text
+    assert ".tmp" not in text
+    with pytest.raises(ncode.InputError, match="name must be a text"):
+        ncode.save_pretrained(block, tmp_path / "y", name=3)
+
+
 @pytest.mark.parametrize(
     ("make", "parts"),
     [

@@ -1,6 +1,7 @@
 """`--save` in every experiment."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -57,6 +58,19 @@ def test_the_printed_line_loads_what_was_saved(tmp_path, capsys):
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("saved: ")]
     block = eval(line.removeprefix("saved: "), {"ncode": ncode})
     assert block(torch.zeros(2, 1)).shape == (2, 1)
+
+
+def test_the_card_of_a_saved_model_names_the_final_folder_and_its_line_loads_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "reflection", "--smoke", "--device", "cpu", "--models", "node", "--quiet"]
+    assert main([*words, "--save"]) == 0
+    (file,) = tmp_path.glob("runs/*/trials/*/pretrained/README.md")
+    text = file.read_text(encoding="utf-8")
+    assert ".tmp" not in text
+    assert "\n# pretrained\n" in text
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], names)
+    assert names["model"](torch.zeros(2, 1)).shape == (2, 1)
 
 
 def test_an_experiment_that_trains_nothing_refuses_to_save(tmp_path, capsys):

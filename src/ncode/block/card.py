@@ -24,13 +24,13 @@ def may_replace(file: Path) -> bool:
     return not file.exists() or MARK in file.read_text(encoding="utf-8", errors="replace")
 
 
-def model_card(module: nn.Module, data: Any, folder: str, notes: Mapping[str, str] | None = None) -> str:
+def model_card(module: nn.Module, data: Any, name: str, notes: Mapping[str, str] | None = None) -> str:
     """Return the text of a model card.
 
     Args:
         module: The model. Its method `card_lines`, if it has one, returns further lines by title.
         data: Its configuration, as `to_data` returns it.
-        folder: The name of its folder.
+        name: Its folder or repository, as `from_pretrained` takes it. The last part is the title.
         notes: Further lines, by title.
 
     >>> import ncode
@@ -48,12 +48,12 @@ def model_card(module: nn.Module, data: Any, folder: str, notes: Mapping[str, st
     <BLANKLINE>
     """
     imports = sorted(set(_packages(data)))
-    arguments = json.dumps(folder) + (f", allow_imports={json.dumps(imports)}" if imports else "")
+    arguments = json.dumps(_check_name(name)) + (f", allow_imports={json.dumps(imports)}" if imports else "")
     code = ["```python", "import ncode", "", f"model = ncode.from_pretrained({arguments})", "```"]
     own = getattr(module, "card_lines", dict)()
     lines = {**_blocks(module), **own, **_size_and_versions(module), **_check_notes(notes)}
     listed = [f"- **{title}**: {' '.join(text.split())}" for title, text in lines.items()]
-    return "\n".join([FRONT, MARK, "", f"# {folder}", "", *code, "", *listed]) + "\n"
+    return "\n".join([FRONT, MARK, "", f"# {Path(name).name}", "", *code, "", *listed]) + "\n"
 
 
 def _packages(data: Any) -> Iterator[str]:
@@ -83,6 +83,12 @@ def _size_and_versions(module: nn.Module) -> dict[str, str]:
     count = f"{sum(it.numel() for it in parameters):,}" + (f", {dtypes}" if dtypes else "")
     torch_version = torch.__version__.partition("+")[0]
     return {"Parameters": count, "Versions": f"torch-ncode {__version__}, torch {torch_version}"}
+
+
+def _check_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise InputError(f"name must be a text, such as 'user/name'; given {format_value(name)}")
+    return name
 
 
 def _check_notes(notes: Any) -> Mapping[str, str]:

@@ -19,9 +19,11 @@ _M = TypeVar("_M", bound=nn.Module)
 class Pretrained(nn.Module):
     """A module that is saved in a folder and loaded from it, and whose blocks can be solved with other options."""
 
-    def save_pretrained(self, folder: str | Path, notes: Mapping[str, str] | None = None) -> None:
+    def save_pretrained(
+        self, folder: str | Path, notes: Mapping[str, str] | None = None, name: str | None = None
+    ) -> None:
         """Write this module into a folder, as `ncode.save_pretrained` does."""
-        save_pretrained(self, folder, notes)
+        save_pretrained(self, folder, notes, name)
 
     @classmethod
     def from_pretrained(

@@ -37,7 +37,9 @@ MIN_MEMORY, MEMORY_PER_BYTE, MEMORY_PER_TENSOR = 2**30, 8, 2**20  # the default 
 CONFIG_SHARE = 64  # the text of a configuration may have 1/64 of max_memory, since its objects take more than the text
 
 
-def save_pretrained(module: nn.Module, folder: str | Path, notes: Mapping[str, str] | None = None) -> None:
+def save_pretrained(
+    module: nn.Module, folder: str | Path, notes: Mapping[str, str] | None = None, name: str | None = None
+) -> None:
     """Write a module into a folder: config.json says what to build, model.safetensors holds the weights.
 
     Needs the package safetensors. Classes and functions of your own are named by their import path, or as given to
@@ -48,6 +50,8 @@ def save_pretrained(module: nn.Module, folder: str | Path, notes: Mapping[str, s
         folder: The folder, made if it does not exist.
         notes: Lines of the model card, README.md, by title: {"Score": "97 % of the test images", "Data": "MNIST"}. A
             README.md that you wrote yourself is left as it is.
+        name: What the model card gives to `from_pretrained`, if the folder will be elsewhere when it is read:
+            "user/name" of the hub, or a path. Default: the folder's own name.
 
     >>> import tempfile, ncode
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +74,7 @@ def save_pretrained(module: nn.Module, folder: str | Path, notes: Mapping[str, s
     text = json.dumps(data, indent=2) + "\n"
     files = {folder / WEIGHTS: _join(header, values), folder / CONFIG: text.encode()}
     if card.may_replace(folder / CARD):
-        files[folder / CARD] = card.model_card(module, data, folder.resolve().name, notes).encode()
+        files[folder / CARD] = card.model_card(module, data, name or folder.resolve().name, notes).encode()
     _replace_files(files)
 
 

@@ -31,9 +31,9 @@ def load_line(folder: Path) -> str:
     """The line of Python that loads a saved model.
 
     >>> print(load_line(Path("runs/a/pretrained")))
-    ncode.block.from_pretrained('runs/a/pretrained', allow_imports=["ncode_lab"])
+    ncode.from_pretrained('runs/a/pretrained', allow_imports=["ncode_lab"])
     """
-    return f'ncode.block.from_pretrained({str(folder)!r}, allow_imports=["ncode_lab"])'
+    return f'ncode.from_pretrained({str(folder)!r}, allow_imports=["ncode_lab"])'
 
 
 class TrialContext:
@@ -127,7 +127,8 @@ class TrialContext:
         with explain_os_errors(target):
             try:
                 with replace_folder(target) as temporary:
-                    save_pretrained(saved, temporary)
+                    # The card says where the folder will be; like the record, it names no folder of this machine.
+                    save_pretrained(saved, temporary, name=target.name if target.is_absolute() else target.as_posix())
             except SafetensorError as error:  # its way to say that the disk is full
                 raise OSError(str(error)) from error
         self.info(f"saved: {load_line(target)}")
