@@ -164,3 +164,12 @@ def test_reduced_motion_moves_time_in_jumps(tmp_path):
     seen = probe(render_explorer(), REST + script, tmp_path, "--force-prefers-reduced-motion")
     assert 5 < len(seen) <= 12
     assert all(round(10 * t) == pytest.approx(10 * t) for t in seen)
+
+
+def test_the_axis_of_the_loss_ends_at_the_last_step(tmp_path):
+    script = """const texts = [], ends = [];
+    const surface = {begin() {}, frame(x) { ends.push(x[1]); }, line() {}, text(text) { texts.push(text); },
+      px: () => 0, py: () => 0, width: 1, height: 1};
+    drawLoss(surface, palette, [[0, 1], [392, 0.1]], 400);
+    return [ends[0], texts.at(-1)];"""
+    assert probe(render_explorer(), script, tmp_path) == [400, "400 steps"]

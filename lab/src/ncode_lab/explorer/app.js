@@ -144,7 +144,7 @@ function draw() {
   drawSteps(surfaces.steps, palette, sample, state.t);
   drawSweep(surfaces.sweep, palette, stepsByTolerance(), state.tolerance);
   drawAll(surfaces.all, palette, all);
-  drawLoss(surfaces.loss, palette, run.curve);
+  drawLoss(surfaces.loss, palette, run.curve, run.steps);
   for (const name of MODELS) drawCard(name);
   writeNotes(run, sample, all, loss);
 }

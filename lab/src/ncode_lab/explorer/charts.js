@@ -107,8 +107,8 @@ function drawAll(surface, palette, all) {
   });
 }
 
-/** The loss on a logarithmic scale. */
-function drawLoss(surface, palette, curve) {
+/** The loss on a logarithmic scale, over the steps taken: a thinned curve may end before the last. */
+function drawLoss(surface, palette, curve, last) {
   surface.begin();
   if (curve.length < 2) {
     surface.text("Press Train to see it fall.", 1, 24, css(palette.quiet));
@@ -117,7 +117,6 @@ function drawLoss(surface, palette, curve) {
   const logs = curve.map(([step, loss]) => [step, Math.log10(Math.max(loss, 1e-12))]);
   const values = logs.map(([, value]) => value);
   const [low, high] = [Math.floor(Math.min(...values)), Math.ceil(Math.max(...values) + 1e-9)];
-  const last = logs.at(-1)[0];
   surface.frame([0, last], [low, Math.max(high, low + 1)], [8, 2, 16, 30]);
   const every = Math.ceil((high - low) / 4);
   for (let power = low; power <= high; power += every) {
