@@ -208,3 +208,15 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         write_report([folder], out)
     assert out.read_text() == before
     assert list(out.parent.iterdir()) == [out]
+
+
+def test_runs_of_one_experiment_are_told_apart_by_their_data_and_time(tmp_path):
+    for name, time in (("cats", "2025-06-01T10:00:00+00:00"), ("dogs", "2025-06-01T11:30:05+00:00")):
+        data = {"name": f"{name} (own data)"}
+        write_run(tmp_path / name, [result(dataset=data["name"])], data=data, started=time)
+    text = write_report([tmp_path], tmp_path / "page.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    contents = text.partition("</nav>")[0]
+    assert "cats (own data) · " in contents
+    assert "dogs (own data) · " in contents
+    assert "2025-06-01 10:00:00" in contents
+    assert "2025-06-01 11:30:05" in contents

@@ -120,16 +120,24 @@ def _explorer_link(address: str) -> Markup:
 
 
 def _facts(run: Run) -> str:
-    """Return one line: experiment, preset, number of trials and seeds, time, and whether it is complete."""
+    """Return one line: experiment, data, preset, trials and seeds, time, start, and whether it is complete."""
     results = run.results
-    facts = [run.text("experiment"), f"{run.text('preset')} preset" if run.text("preset") else ""]
+    facts = [run.text("experiment"), _dataset(run), f"{run.text('preset')} preset" if run.text("preset") else ""]
     for noun, count in (("trial", len(results)), ("seed", len({result.seed for result in results}))):
         facts.append(f"{count} {noun}" + ("" if count == 1 else "s"))
     if results:
         facts.append(format_seconds(sum(result.seconds for result in results)))
+    facts.append(run.text("started")[:19].replace("T", " "))
     facts.append("not finished" if run.unfinished else "see notes" if run.notes else "")
     # A line may break between facts, not within one.
     return " · ".join(fact.replace(" ", "\N{NO-BREAK SPACE}") for fact in facts if fact)
+
+
+def _dataset(run: Run) -> str:
+    """The data set of a run, if it has one and is not named after it."""
+    names = {result.dataset for result in run.results}
+    name = str(run.part("data").get("name") or (names.pop() if len(names) == 1 else ""))
+    return "" if name == run.text("experiment") else name
 
 
 def _section(key: str, run: Run) -> Markup:
