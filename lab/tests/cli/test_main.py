@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from ncode_lab.cli import main
-from ncode_lab.cli.main import COMMANDS
+from ncode_lab.cli.dispatch import COMMANDS
 from ncode_lab.experiments import EXPERIMENTS, PRESETS
 
 
@@ -134,3 +134,18 @@ def test_output_to_a_full_disk_ends_with_a_sentence():
     assert done.returncode == 1
     assert done.stderr.startswith("ncode: No space left on device")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_command_is_there_before_torch_is_so_that_ctrl_c_while_it_loads_ends_with_a_sentence(monkeypatch, capsys):
+    code = "import sys, ncode_lab.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+    class Press:
+        def find_spec(self, name, path=None, target=None):
+            if name == "ncode_lab.cli.dispatch":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "ncode_lab.cli.dispatch")
+    monkeypatch.setattr(sys, "meta_path", [Press(), *sys.meta_path])
+    assert main(["list"]) == 130
+    assert capsys.readouterr().err.startswith("ncode: stopped. ")

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 
+import numpy as np
 import pytest
 import torch
 from ncode_lab.cli import main
@@ -310,3 +311,53 @@ def test_missing_data_are_found_before_a_folder_is_made(name, tmp_path, capsys, 
 
 def refuse_download(*_):
     raise InputError("no network here")
+
+
+def test_ctrl_c_after_training_ends_with_a_sentence(tmp_path, capsys, monkeypatch):
+    def press(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ncode_lab.experiments.runner._draw", press)
+    assert run("reflection", *FAST, "--models", "node", "--out", str(tmp_path)) == 130
+    assert "a run continues with --resume" in capsys.readouterr().err
+
+
+def test_settings_that_are_refused_leave_no_folder_for_resume_to_take(tmp_path, capsys):
+    images = np.random.default_rng(0).random((40, 8, 8))
+    np.savez(tmp_path / "noise.npz", images=images, labels=np.arange(40) % 2)
+    words = ["--dataset", str(tmp_path / "noise.npz"), "--device", "cpu", "--out", str(tmp_path / "runs")]
+    assert run("classification", "--smoke", "--image-size", "3", *words) == 2
+    assert "3 x 3 cannot be shrunk" in capsys.readouterr().err
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
+def test_resume_names_the_run_that_it_takes_and_takes_another_one_by_its_folder(tmp_path, capsys):
+    words = [*FAST, "--models", "node", "--out"]
+    for _ in range(2):
+        assert run("reflection", *words, str(tmp_path)) == 0
+    older, newer = sorted(tmp_path.iterdir(), key=lambda path: json.loads((path / "run.json").read_text())["sequence"])
+    for path in (older, newer):
+        record = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps({**record, "finished": None}))
+    capsys.readouterr()
+    assert run("annuli", "--resume", "--out", str(older)) == 2
+    assert "is a run of reflection" in capsys.readouterr().err
+    assert run("reflection", "--device", "cpu", "--resume", "--out", str(tmp_path)) == 0
+    err = capsys.readouterr().err
+    assert f"resuming {newer}, the latest of 2 unfinished runs" in err
+    assert f"--resume --out {older}" in err
+    assert run("reflection", "--device", "cpu", "--resume", "--out", str(older)) == 0
+    assert json.loads((older / "run.json").read_text())["finished"]
+
+
+@pytest.mark.parametrize("words", [("--device", "cuda:7"), ("--device=cuda:7",)])
+def test_a_gpu_by_its_number_gets_the_way_to_choose_it(words, capsys):
+    assert run("reflection", *words) == 2
+    assert "CUDA_VISIBLE_DEVICES=7 ncode run" in capsys.readouterr().err
+
+
+def test_help_breaks_no_number_at_its_comma(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        run("classification", "--help")
+    assert "5000 training" in " ".join(capsys.readouterr().out.replace("│", " ").split())

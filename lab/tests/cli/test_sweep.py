@@ -7,6 +7,7 @@ from ncode_lab.experiments import find
 from ncode_lab.experiments import sweep as sweep_module
 from ncode_lab.experiments.reflection.experiment import Reflection
 from ncode_lab.experiments.sweep import read_grid
+from ncode_lab.training import RunOptions
 from ncode_lab.training.lock import FolderLock
 
 FAST = ["--smoke", "--device", "cpu"]
@@ -250,3 +251,13 @@ def test_help_shows_the_options_of_a_sweep_without_an_experiment(capsys):
     assert stop.value.code == 0
     printed = capsys.readouterr().out
     assert all(text in printed for text in ("ncode sweep NAME", "--grid", "--cluster", "reflection, annuli"))
+
+
+def test_a_folder_is_named_by_the_numbers_of_values_and_one_of_an_earlier_version_is_kept(tmp_path):
+    kind = find("reflection")
+    grid = read_grid(kind, ["lr=0.1,0.2", "hidden=4,8,16"])
+    options = RunOptions(out=tmp_path)
+    plan = sweep_module.Sweep(base=kind.preset("smoke"), preset="smoke", grid=grid, options=options)
+    assert plan.folder.name == "reflection-smoke-lr-x2-hidden-x3"
+    (tmp_path / "reflection-smoke-lr=2-hidden=3").mkdir()
+    assert plan.folder.name == "reflection-smoke-lr=2-hidden=3"

@@ -7,7 +7,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from ncode_lab.data import load, load_own
+from ncode_lab.data import describe, load, load_own
 from PIL import Image
 
 from ncode import InputError
@@ -245,3 +245,14 @@ def test_a_function_of_a_module_in_the_current_folder_gives_arrays(tmp_path, mon
 def test_a_data_set_that_does_not_exist_is_told_apart_from_a_misspelt_one(name, changes, sentence):
     with pytest.raises(InputError, match=sentence):
         load(name, **changes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "sentence"),
+    [({}, "no labels"), ({"labels": np.zeros(10, int)}, "1 class,"), ({"labels": np.arange(10) % 2}, "2 classes,")],
+)
+def test_the_line_about_data_counts_classes_and_speaks_of_them_only_if_there_are_any(labels, sentence, tmp_path):
+    np.savez(tmp_path / "a.npz", images=np.random.default_rng(0).random((10, 4, 4)), **labels)
+    line = describe(load_own(str(tmp_path / "a.npz")).about)
+    assert sentence in line
+    assert ("one in 5 of each class" in line) == bool(labels)

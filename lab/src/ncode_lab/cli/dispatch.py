@@ -36,24 +36,12 @@ COMMANDS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and return the exit status.
-
-    Args:
-        argv: The arguments. Default: those of the process.
-
-    >>> from ncode_lab.cli import main
-    >>> main(["list"])  # doctest: +ELLIPSIS
-    reflection ...
-    0
-    """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+def dispatch(arguments: Sequence[str]) -> int:
+    """Run a command and return the exit status; an error becomes a sentence on stderr."""
     try:
         status = _dispatch(arguments)
         sys.stdout.flush()
         return status
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:
         _discard_output()
         return 141

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, make_dataclass, replace
 from pathlib import Path
@@ -22,7 +24,7 @@ from ..training import RunOptions
 from ..training.devices import is_first_process
 from ..training.lock import lock_owner
 from ..training.options import Device
-from ..training.run_folder import find_in_use, find_unfinished, read_record
+from ..training.run_folder import RECORD, find_in_use, find_unfinished, list_unfinished, read_record
 
 DEFAULT_PRESET = "quick"
 # Options that a resumed run must keep: the others (devices, folder, verbosity) may change.
@@ -94,17 +96,27 @@ def take_experiment(arguments: list[str], command: str) -> tuple[type[Experiment
     return find(arguments[0]), arguments[1:]
 
 
+def _check_device(command: str, arguments: Sequence[str]) -> None:
+    """Say how to choose a GPU by its number, which --device does not."""
+    if found := re.search(r"--device[= ]cuda:(\d+)", " ".join(arguments)):
+        raise InputError(
+            f"--device takes auto, cpu or cuda; for GPU {found[1]} alone, set a variable before the command:"
+            f" CUDA_VISIBLE_DEVICES={found[1]} ncode {command} ... --device cuda"
+        )
+
+
 def run(arguments: list[str]) -> int:
     """Run an experiment, or resume a run."""
     if arguments in (["--help"], ["-h"]):
         print(f"usage: ncode run NAME [options]\n\nNAME: {', '.join(EXPERIMENTS)}. Help: `ncode run NAME --help`.")
         return 0
     kind, arguments = take_experiment(arguments, "run")
+    _check_device("run", arguments)
     preset = chosen_preset(arguments)
     given = parse(kind.preset(preset), RunOptions(), arguments)
     folder = None
     if given.run.resume:
-        folder = _folder_to_resume(kind.name, given.run.out)
+        folder = _folder_to_resume(kind.name, given.run.out, given.run.quiet)
         given, preset = _resume(kind, folder, arguments)
     path = run_experiment(given.settings, preset, given.run, folder)
     if not given.run.quiet and is_first_process():
@@ -126,9 +138,21 @@ def parse(settings: Experiment, options: RunOptions, arguments: Sequence[str]) -
     )
 
 
-def _folder_to_resume(name: str, out: Path) -> Path:
+def _folder_to_resume(name: str, out: Path, quiet: bool) -> Path:
+    if (out / RECORD).is_file():
+        other = read_record(out).get("experiment")
+        if other != name:
+            raise InputError(f"{out} is a run of {other}: `ncode run {other} --resume --out {out}`")
+        return out
     folder = find_unfinished(out, name)
     if folder is not None:
+        others = [path for path in list_unfinished(out, name) if path != folder]
+        if others and not quiet and is_first_process():
+            print(
+                f"resuming {folder}, the latest of {1 + len(others)} unfinished runs; for another one, give its folder:"
+                f" --resume --out {others[0]}",
+                file=sys.stderr,
+            )
         return folder
     running = find_in_use(out, name)
     if running is not None:
@@ -236,6 +260,7 @@ def sweep(arguments: list[str]) -> int:
     if arguments in (["--help"], ["-h"]):
         _parse_sweep("NAME", arguments)
     kind, arguments = take_experiment(arguments, "sweep")
+    _check_device("sweep", arguments)
     given = _parse_sweep(kind.name, arguments)
     if sum(argument.partition("=")[0] == "--grid" for argument in arguments) > 1:
         raise InputError("--grid was given more than once: give all settings at once, --grid lr=0.01,0.02 hidden=8,16")

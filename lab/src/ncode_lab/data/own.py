@@ -119,7 +119,8 @@ def _load(dataset: str, image_size: int, channels: int, signature: tuple[Any, ..
     how = "given"
     if test is None:
         train, test = _split(train, dataset)
-        how = f"one in {TEST_SHARE} of each class, drawn with a fixed seed"
+        share = f"one in {TEST_SHARE}" + (" of each class" if classes else "")
+        how = f"{share}, drawn with a fixed seed"
     name = own_name(dataset)
     sets = ImageSets(*(_images(part, name, classes, kind) for part, kind in ((train, "train"), (test, "test"))))
     _check(sets, dataset)
@@ -136,7 +137,8 @@ def describe(about: Mapping[str, Any]) -> str:
     'cats: 2 classes, images of 3 x 8 x 8; 16 for training and 4 for testing (given)'
     """
     shape = " x ".join(map(str, about["image shape"]))
-    classes = f"{about['classes']} classes" if about["classes"] else "no labels"
+    count = about["classes"]
+    classes = f"{count} class{'es' if count != 1 else ''}" if count else "no labels"
     return (
         f"{about['name']}: {classes}, images of {shape}; {about['training images']} for training and"
         f" {about['test images']} for testing ({about['test split']})"

@@ -71,8 +71,14 @@ class Sweep(SweepOptions):
     @property
     def folder(self) -> Path:
         """The folder of the sweep. The same sweep has the same folder, so that it resumes."""
-        axes = "-".join(f"{name}={len(values)}" for name, values in self.grid.items())
-        return self.options.out / (self.name or f"{self.base.name}-{self.preset}-{axes}")
+        if self.name:
+            return self.options.out / self.name
+        earlier = self._name_by_counts("=")  # lr=2 for two values of lr, as earlier versions wrote it
+        return earlier if earlier.is_dir() else self._name_by_counts("-x")
+
+    def _name_by_counts(self, sign: str) -> Path:
+        axes = "-".join(f"{name}{sign}{len(values)}" for name, values in self.grid.items())
+        return self.options.out / f"{self.base.name}-{self.preset}-{axes}"
 
     def points(self) -> list[Point]:
         """All combinations, the last setting changing fastest."""

@@ -23,7 +23,7 @@ class RunOptions:
     seeds: int = 1
     """Number of seeds per model: seed, seed + 1, ..."""
     device: Device = "auto"
-    """Where to train. auto: on CUDA if available, otherwise on the CPU."""
+    """Where to train. auto: on CUDA if available, otherwise on the CPU. CUDA_VISIBLE_DEVICES chooses the GPU."""
     devices: int = 1
     """Devices per node. Each takes an equal share of every batch."""
     nodes: int = 1
@@ -33,7 +33,7 @@ class RunOptions:
     out: Path = Path("runs")
     """Folder in which run folders are created."""
     resume: bool = False
-    """Resume the latest unfinished run of this experiment."""
+    """Resume the latest unfinished run of this experiment in --out, or the run whose own folder --out gives."""
     deterministic: bool = False
     """Use only operations that give the same bits each time; an operation that cannot raises an error."""
     graph: bool = False
@@ -45,7 +45,7 @@ class RunOptions:
     """Also write the metrics for TensorBoard."""
     save: bool = False
     """Save each trained model in the folder pretrained/ of its trial, which
-    `from_pretrained(folder, allow_imports=["ncode_lab"])` reads."""
+    `ncode.from_pretrained(folder, allow_imports=["ncode_lab"])` reads."""
     save_every: int = 0
     """Steps between two checkpoints. 0: every 30 seconds, and at the end."""
 

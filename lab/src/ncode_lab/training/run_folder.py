@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ncode import InputError
 
 from .devices import broadcast
-from .files import explain_os_errors, read_json, remove_leftovers, to_json_value, write_json
+from .files import explain_os_errors, read_json, remove_folder, remove_leftovers, to_json_value, write_json
 from .lock import FolderLock, is_locked, lock_owner
 from .result import Result
 
@@ -28,7 +28,8 @@ class RunFolder:
     """A run's settings, results, figures and checkpoints.
 
     Made by `create` or `open`, which lock the folder for this process until `finish`, `close` or the end of a `with`
-    block. For a run on several devices, pass its `fabric`: one process then writes, and all get the same values.
+    block. If that block ends with an `InputError` before a trial has written anything, a new folder is removed.
+    For a run on several devices, pass its `fabric`: one process then writes, and all get the same values.
 
     Attributes:
         path: The folder.
@@ -48,6 +49,7 @@ class RunFolder:
         self, path: Path, record: dict[str, Any], fabric: Fabric | None = None, lock: FolderLock | None = None
     ):
         self.path, self.record, self._fabric, self._lock = path, record, fabric, lock
+        self._is_new = False
 
     @classmethod
     def create(cls, out: str | Path, experiment: str, record: Mapping[str, Any], fabric: Fabric | None = None) -> Self:
@@ -58,6 +60,7 @@ class RunFolder:
         with ExitStack() as on_error:
             folder = on_error.enter_context(cls(path, to_json_value(first), fabric, made[2]))
             folder.update()
+            folder._is_new = True
             on_error.pop_all()
         return folder
 
@@ -84,8 +87,11 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.close()
+        refused = kind is not None and issubclass(kind, InputError)
+        if refused and self._is_new and _writes(self._fabric) and not _has_files(self.path / "trials"):
+            remove_folder(self.path)  # or --resume would take a run that is refused each time
 
     @property
     def figures(self) -> Path:
@@ -144,6 +150,16 @@ def find_unfinished(out: str | Path, experiment: str) -> Path | None:
     return None
 
 
+def list_unfinished(out: str | Path, experiment: str) -> list[Path]:
+    """All runs that `find_unfinished` could find, newest first. Those with a damaged record are left out."""
+    found = []
+    for path in reversed(_run_folders(Path(out), experiment)):
+        with suppress(InputError):
+            if not is_locked(path) and not _is_finished(path):
+                found.append(path)
+    return found
+
+
 def find_in_use(out: str | Path, experiment: str) -> Path | None:
     """Find the folder of an experiment's newest run that a process is working in."""
     return next(filter(is_locked, reversed(_run_folders(Path(out), experiment))), None)
@@ -178,6 +194,10 @@ def read_record(path: str | Path) -> dict[str, Any]:
 
 def _writes(fabric: Fabric | None) -> bool:
     return fabric is None or fabric.is_global_zero
+
+
+def _has_files(folder: Path) -> bool:
+    return any(file.is_file() for file in folder.rglob("*"))
 
 
 def _now() -> str:

@@ -54,7 +54,7 @@ def _reported() -> tuple[Reported, ...]:
 class Classification(ClassifierSettings, Experiment):
     """Classify images by a flow: the image is x(0), and a linear map of x(1) gives the classes.
 
-    All models see the same images in the same order, with the same budget. 5,000 training images are held out for
+    All models see the same images in the same order, with the same budget. 5000 training images are held out for
     curves and choices, including the choice of the epoch to keep; the test images are evaluated once, at the end.
 
     The preset `full` uses our gamma, conv-pool; `paper` uses the paper's, which is linear, and adds ten channels of
@@ -170,6 +170,8 @@ class Classification(ClassifierSettings, Experiment):
             context.info(f"{self.dataset} was not found: using {sets.name} instead")
         with tf32(True, matmul=True, autotune=not context.options.deterministic):
             task = Classify(self, trial, sets)
+            if self.adaptive(trial.model):
+                context.info(f"{trial.model}: nfe is that of {self.solver} in training, that of dopri5 in evaluations")
             model = context.fit(task)
             assert isinstance(model, ImageClassifier)
             context.save_model(model)
