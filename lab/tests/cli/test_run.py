@@ -361,3 +361,10 @@ def test_help_breaks_no_number_at_its_comma(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         run("classification", "--help")
     assert "5000 training" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_a_classifier_with_fixed_steps_says_which_solver_counts_evaluations(tmp_path, capsys):
+    np.savez(tmp_path / "noise.npz", images=np.random.default_rng(0).random((40, 8, 8)), labels=np.arange(40) % 2)
+    words = ["--dataset", str(tmp_path / "noise.npz"), "--models", "ncode", "--device", "cpu"]
+    assert run("classification", "--smoke", *words, "--out", str(tmp_path / "runs")) == 0
+    assert "nfe of ncode: by rk4 in training, by dopri5 in evaluations" in capsys.readouterr().err

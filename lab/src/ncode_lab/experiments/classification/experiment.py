@@ -171,7 +171,7 @@ class Classification(ClassifierSettings, Experiment):
         with tf32(True, matmul=True, autotune=not context.options.deterministic):
             task = Classify(self, trial, sets)
             if self.adaptive(trial.model):
-                context.info(f"{trial.model}: nfe is that of {self.solver} in training, that of dopri5 in evaluations")
+                context.info(f"nfe of {trial.model}: by {self.solver} in training, by dopri5 in evaluations")
             model = context.fit(task)
             assert isinstance(model, ImageClassifier)
             context.save_model(model)
