@@ -545,3 +545,17 @@ def test_dynamics_that_do_not_depend_on_the_state_need_no_graph():
 def test_a_stiff_method_under_inference_mode_is_told_to_use_no_grad():
     with torch.inference_mode(), pytest.raises(InputError, match="use no_grad"):
         ncode.solve(lambda t, x, theta: -x, double(1.0, 2.0), 0.0, 1.0, method="rodas5p")
+
+
+@pytest.mark.parametrize("rtol", [1e-5, 2e-6])
+def test_newtons_method_ends_at_the_rounding_of_single_precision(rtol):
+    """It asked for more than float32 can give, and took thousands of steps that were no better."""
+
+    def evaluations(dtype):
+        x0 = torch.tensor([[1.0, -2.0], [0.5, 3.0]], dtype=dtype)
+        sol = ncode.solve(
+            lambda t, x, theta: torch.cos(x).flip(1) - x, x0, 0.0, 3.0, method="kvaerno5", rtol=rtol, atol=rtol / 100
+        )
+        return sol.stats.nfe.max().item()
+
+    assert evaluations(torch.float32) < 2 * evaluations(DOUBLE)

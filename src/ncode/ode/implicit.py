@@ -256,7 +256,8 @@ class DirkStep(ImplicitStep):
         if self.tolerance is None:
             return size.amax(1, keepdim=True) * info.eps**0.75 + info.tiny
         rtol, atol = self.tolerance
-        return NEWTON_SAFETY * (size * rtol + max(atol, info.tiny))
+        # Not below rounding, which smaller steps would not reduce.
+        return torch.maximum(NEWTON_SAFETY * (size * rtol + max(atol, info.tiny)), 8 * info.eps * size)
 
     def _differentiable(
         self, slope: Slope, theta: Sequence[Tensor], time: Tensor, base: Tensor, y: Tensor, size: Tensor, z: State
