@@ -1,5 +1,7 @@
 import pytest
 
+from ncode.block import config
+
 
 @pytest.fixture
 def traced(monkeypatch):
@@ -17,3 +19,9 @@ def traced(monkeypatch):
     monkeypatch.setattr(torch._inductor, "compile", keep)
     monkeypatch.setattr(inductor, "_compiled", type(inductor._compiled)())
     return graphs
+
+
+@pytest.fixture(autouse=True)
+def own_names(monkeypatch):
+    """What a test registers, or a page or script that it runs, is forgotten after it."""
+    monkeypatch.setattr(config, "_registered", dict(config._registered))

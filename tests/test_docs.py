@@ -41,6 +41,16 @@ def matches(expected: str, message: str) -> bool:
     return re.fullmatch(".*".join(words).replace(r"\ ", " ").strip(), " ".join(message.split())) is not None
 
 
+@pytest.fixture
+def own_figures():
+    """Pages draw without a display, and leave no open figure."""
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+
+
+@pytest.mark.usefixtures("own_figures")
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if has_code(page)]
 )

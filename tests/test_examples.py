@@ -51,6 +51,7 @@ def test_a_script_of_the_gallery_draws_one_picture_and_shows_what_it_claims(name
     shown = []
     monkeypatch.setattr(plt, "show", lambda: shown.append(plt.get_fignums()))
     plt.switch_backend("agg")
+    plt.close("all")  # what other tests have left open
     try:
         with plt.rc_context():
             variables = runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
