@@ -8,6 +8,7 @@ On Slurm HEAD is `$(scontrol show hostnames | head -1)`. The number of processes
 """
 
 import argparse
+import gc
 import os
 
 import torch
@@ -19,9 +20,7 @@ import ncode
 from ncode.distributed import BalancedBatchSampler, all_ok, load_checkpoint, save_checkpoint, warm_up
 
 
-class Model(nn.Module):
-    """An open-loop N-CODE moves points of the plane until a line separates the classes."""
-
+class Model(nn.Module):  # an open-loop N-CODE moves points of the plane until a line separates the classes
     def __init__(self, compile: bool) -> None:
         super().__init__()
         gamma = nn.Sequential(nn.Linear(2, 32), nn.Tanh())
@@ -58,7 +57,6 @@ def main() -> None:
     parallel = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
     optimizer = torch.optim.Adam(parallel.parameters(), lr=0.01)
     step = load_checkpoint(args.folder, parallel, optimizer, sampler=sampler)
-
     for epoch in range(step // len(sampler), args.epochs):
         sampler.set_epoch(epoch, step % len(sampler))
         for step, indices in enumerate(sampler, step + 1):  # noqa: B020
@@ -73,6 +71,8 @@ def main() -> None:
         if sampler.rank == 0:
             print(f"epoch {epoch + 1}: loss {cross_entropy(model(x)[0].detach(), y):.6f}", flush=True)
     if dist.is_initialized():
+        del parallel, optimizer  # what holds the group; threads of gloo that outlive Python abort it
+        gc.collect()
         dist.destroy_process_group()
 
 
