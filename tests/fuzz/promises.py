@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from hypothesis import assume, settings
+from hypothesis import HealthCheck, assume, settings
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -21,7 +21,7 @@ SECONDS = 30.0  # of processor time; a call that takes longer hangs
 calls = 0  # counted for the summary
 
 # A test here makes several calls per example, so it takes fewer examples than others: a few in `make test`.
-some = settings(max_examples=4 if settings().derandomize else 75)
+some = settings(max_examples=4 if settings().derandomize else 75, suppress_health_check=[HealthCheck.filter_too_much])
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, event, given
 from hypothesis import strategies as st
 
-from .cases import Case, cases, unnested
+from .cases import ITERATED, Case, cases, unnested
 from .promises import assert_agree, gradients, loss, outputs, solve, some
 from .test_solve import double, expected_of, rounding
 
@@ -26,11 +26,12 @@ def gradient_of(case: Case, extra: bool = False, **options):
 @some
 @given(cases(), st.booleans(), st.integers(1, 3))
 def test_discrete_gradients_are_those_of_backpropagation(case, dense, every):
-    """Both differentiate the same accepted steps."""
+    """Both differentiate the same accepted steps; stages that are iterated, up to where the iteration ended."""
     event(case.holder)
+    iterated = 0.01 * case.options["rtol"] if case.options["method"] in ITERATED and "dt" not in case.options else 0.0
     expected = gradient_of(case, dense, gradient="autograd")
     mine = gradient_of(case, dense, gradient="discrete", checkpoint_every=every)
-    assert_agree(mine, expected, 1e4 * rounding(case))
+    assert_agree(mine, expected, 1e4 * rounding(case) + iterated)
 
 
 @some
