@@ -559,3 +559,11 @@ def test_newtons_method_ends_at_the_rounding_of_single_precision(rtol):
         return sol.stats.nfe.max().item()
 
     assert evaluations(torch.float32) < 2 * evaluations(DOUBLE)
+
+
+@pytest.mark.parametrize("method", ["rosenbrock23", "rodas5p", "kvaerno5"])
+def test_a_jacobian_that_overflows_is_a_failure(method):
+    """The slope is finite in float32, and its derivative is not: the sample stood still, with status OK."""
+    x0 = torch.tensor([[-0.085], [0.0]])
+    sol = ncode.solve(lambda t, x, theta: torch.exp(-1e3 * x), x0, 0.0, 1e-3, method=method, throw=False)
+    assert [status == Status.OK for status in sol.status] == [False, True]

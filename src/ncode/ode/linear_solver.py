@@ -51,11 +51,13 @@ class LinearSolver:
 def factorise(rows: Sequence[Tensor], scale: Tensor) -> LinearSolver:
     """Factorise I - scale * J."""
     with torch.no_grad():
+        # nan for inf: divided by an infinite pivot, every right-hand side would be 0, and a sample would stand still.
+        finite = [row + 0 * row for row in rows]
         if is_traced() and len(rows) <= UNROLLED:
-            factors = _eliminate(rows, scale)
+            factors = _eliminate(finite, scale)
         else:
             eye = torch.eye(len(rows), dtype=rows[0].dtype, device=rows[0].device)
-            matrix = eye - scale[:, None, None] * torch.stack(list(rows), 1)
+            matrix = eye - scale[:, None, None] * torch.stack(finite, 1)
             packed, pivots, info = torch.linalg.lu_factor_ex(matrix)
             factors = _Packed(packed, pivots, (info != 0) & matrix.isfinite().flatten(1).all(1))
     return LinearSolver(factors, scale, tuple(rows))
