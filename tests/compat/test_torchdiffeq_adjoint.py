@@ -7,50 +7,13 @@ from torch import nn
 import ncode
 from ncode.compat import torchdiffeq as ours
 
+from .systems import DOUBLE, FIXED, TIGHT, Counted, flat, gradients, start, times
+
 theirs = pytest.importorskip("torchdiffeq")
-
-DOUBLE = torch.float64
-TIGHT = {"rtol": 1e-10, "atol": 1e-10}
-FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4")
-ADAPTIVE = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
-
-
-class Field(nn.Module):
-    """A small field that depends on time, on the state and on parameters, and counts its evaluations."""
-
-    def __init__(self):
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.w = nn.Parameter(0.7 * torch.randn(2, 2, dtype=DOUBLE, generator=generator))
-        self.b = nn.Parameter(torch.randn(2, dtype=DOUBLE, generator=generator))
-        self.count = 0
-
-    def forward(self, t, y):
-        self.count += 1
-        return torch.tanh(y @ self.w + self.b * torch.cos(t)) - 0.3 * y
-
-
-def start(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)).requires_grad_()
-
-
-def times(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=DOUBLE, requires_grad=True)
-
-
-def flat(tensors) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def gradients(solution, *inputs) -> torch.Tensor:
-    """Gradients of a loss that uses every saved value, unevenly."""
-    values = solution.reshape(-1)
-    loss = (values * torch.linspace(0.5, 1.5, len(values), dtype=DOUBLE)).sum() + values.square().sum()
-    return flat(torch.autograd.grad(loss, inputs, retain_graph=True))
 
 
 def test_odeint_adjoint_gives_torchdiffeqs_gradients():
-    field, y0, t = Field(), start(3, 2), times(0, 0.7, 1)
+    field, y0, t = Counted(), start(3, 2), times(0, 0.7, 1)
     inputs = (y0, t, *field.parameters())
     y, reference = (library.odeint_adjoint(field, y0, t, **TIGHT) for library in (ours, theirs))
     torch.testing.assert_close(y, reference, rtol=0, atol=1e-8)
@@ -60,7 +23,7 @@ def test_odeint_adjoint_gives_torchdiffeqs_gradients():
 @pytest.mark.parametrize("method", FIXED)
 @pytest.mark.parametrize("wanted", [True, False], ids=["with times", "without"])
 def test_odeint_adjoint_steps_backward_as_torchdiffeq_does(method, wanted):
-    field, y0, t = Field(), start(3, 2), times(0.0, 0.2, 0.7, 1.0).detach().requires_grad_(wanted)
+    field, y0, t = Counted(), start(3, 2), times(0.0, 0.2, 0.7, 1.0).detach().requires_grad_(wanted)
     inputs = (y0, *field.parameters(), *((t,) if wanted else ()))
     y, reference = (library.odeint_adjoint(field, y0, t, method=method) for library in (ours, theirs))
     torch.testing.assert_close(y, reference, rtol=0, atol=1e-13)
@@ -93,7 +56,7 @@ def test_arguments_of_the_adjoint_do_what_they_do_in_torchdiffeq_with(case, nest
     if nested and "options" in arguments:
         arguments["options"] = {"safety": 0.5, "norm": lambda y: max(leaf.abs().max() for leaf in y)}
     for library in (ours, theirs):
-        field, y0 = Field(), start(3, 2)
+        field, y0 = Counted(), start(3, 2)
         func = Pair(field) if nested else field
         y = library.odeint_adjoint(func, (y0, y0[0]) if nested else y0, times(0, 1), **arguments)
         forward = field.count
@@ -119,7 +82,7 @@ class Pair(nn.Module):
 def test_the_seminorm_needs_fewer_evaluations():
     counts = []
     for norm in (None, "seminorm"):
-        func = Field()
+        func = Counted()
         options = {} if norm is None else {"norm": norm}
         y = ours.odeint_adjoint(func, start(1, 2), times(0, 5), rtol=1e-6, atol=1e-9, adjoint_options=options)
         func.count = 0
@@ -129,7 +92,7 @@ def test_the_seminorm_needs_fewer_evaluations():
 
 
 def test_unused_parameters_get_zeros():
-    class Partly(Field):
+    class Partly(Counted):
         def __init__(self):
             super().__init__()
             self.unused = nn.Linear(2, 5)
@@ -157,7 +120,7 @@ def test_a_solution_has_a_graph_even_if_func_uses_no_parameter():
 
 @pytest.mark.parametrize("kind", ["leaf", "computed"])
 def test_tensors_that_a_module_uses_besides_its_parameters_get_gradients(kind):
-    leaf, field, y0 = start(2), Field(), start(2)
+    leaf, field, y0 = start(2), Counted(), start(2)
     context = leaf * 2 if kind == "computed" else leaf
 
     class With(nn.Module):
@@ -174,7 +137,7 @@ def test_tensors_that_a_module_uses_besides_its_parameters_get_gradients(kind):
 
 
 def test_given_parameters_are_those_that_get_a_gradient():
-    field, y0 = Field(), start(2)
+    field, y0 = Counted(), start(2)
     y = ours.odeint_adjoint(field, y0, times(0, 1), adjoint_params=(parameter for parameter in (field.w,)))
     y.sum().backward()
     assert field.w.grad is not None
@@ -190,7 +153,7 @@ def test_a_tensor_computed_from_parameters_that_func_uses_too_is_refused():
 
 def test_second_derivatives_of_the_adjoint_get_a_sentence():
     y0 = start(2)
-    y = ours.odeint_adjoint(Field(), y0, times(0, 1))
+    y = ours.odeint_adjoint(Counted(), y0, times(0, 1))
     with pytest.raises(ncode.InputError, match="first derivatives only"):
         torch.autograd.grad(y.sum(), y0, create_graph=True)
 
@@ -227,7 +190,7 @@ def test_backward_evaluates_under_the_autocast_of_forward():
 
 
 def test_backward_uses_the_tensors_of_functional_call():
-    field, y0 = Field(), start(2)
+    field, y0 = Counted(), start(2)
     tensors = {name: parameter.detach().clone().requires_grad_() for name, parameter in field.named_parameters()}
 
     class Outer(nn.Module):
@@ -247,7 +210,7 @@ def test_backward_uses_the_tensors_of_functional_call():
 
 
 def test_parameters_that_changed_before_backward_are_refused():
-    field = Field()
+    field = Counted()
     y = ours.odeint_adjoint(field, start(2), times(0, 1))
     with torch.no_grad():
         field.w.add_(1.0)

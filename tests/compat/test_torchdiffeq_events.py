@@ -9,39 +9,9 @@ from torch import nn
 import ncode
 from ncode.compat import torchdiffeq as ours
 
+from .systems import DOUBLE, FIXED, TIGHT, Counted, flat, start, times
+
 theirs = pytest.importorskip("torchdiffeq")
-
-DOUBLE = torch.float64
-TIGHT = {"rtol": 1e-10, "atol": 1e-10}
-FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4")
-ADAPTIVE = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
-
-
-class Field(nn.Module):
-    """A small field that depends on time, on the state and on parameters, and counts its evaluations."""
-
-    def __init__(self):
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.w = nn.Parameter(0.7 * torch.randn(2, 2, dtype=DOUBLE, generator=generator))
-        self.b = nn.Parameter(torch.randn(2, dtype=DOUBLE, generator=generator))
-        self.count = 0
-
-    def forward(self, t, y):
-        self.count += 1
-        return torch.tanh(y @ self.w + self.b * torch.cos(t)) - 0.3 * y
-
-
-def start(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)).requires_grad_()
-
-
-def times(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=DOUBLE, requires_grad=True)
-
-
-def flat(tensors) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 class Fall(nn.Module):
@@ -150,10 +120,10 @@ def test_the_first_of_several_events_counts():
 
 def test_an_event_of_time_alone_has_a_constant_time():
     y0 = start(2)
-    t, y = ours.odeint_event(Field(), y0, times(0.0)[0], event_fn=lambda t, y: t - 0.75)
+    t, y = ours.odeint_event(Counted(), y0, times(0.0)[0], event_fn=lambda t, y: t - 0.75)
     assert float(t.detach()) == pytest.approx(0.75, abs=1e-15)
     (grad,) = torch.autograd.grad(y[-1].sum() + t, y0)
-    reference = ours.odeint(Field(), y0, times(0, 0.75))[-1]
+    reference = ours.odeint(Counted(), y0, times(0, 0.75))[-1]
     torch.testing.assert_close(grad, *torch.autograd.grad(reference.sum(), y0), rtol=1e-6, atol=1e-6)
 
 
@@ -163,7 +133,7 @@ def test_event_fn_in_odeint_returns_time_and_state_without_a_gradient_of_the_tim
     results = []
     for library in (ours, theirs):
         t, y = getattr(library, interface)(
-            Field(), y0, times(0, 1), event_fn=lambda t, y: y[0] - y0[0].detach() - 0.2, **TIGHT
+            Counted(), y0, times(0, 1), event_fn=lambda t, y: y[0] - y0[0].detach() - 0.2, **TIGHT
         )
         assert y.shape == (2, 2)
         results.append(torch.cat([t[None].detach(), y.reshape(-1), *torch.autograd.grad(y[-1].sum(), y0)]))
@@ -202,7 +172,7 @@ def test_an_event_far_away_is_found():
 
 
 def test_an_event_at_the_start_happens_there():
-    t, y = ours.odeint_event(Field(), start(2), times(0.5)[0], event_fn=lambda t, y: t - 0.5)
+    t, y = ours.odeint_event(Counted(), start(2), times(0.5)[0], event_fn=lambda t, y: t - 0.5)
     assert float(t.detach()) == 0.5
     assert torch.equal(y[0], y[1])
 
@@ -247,7 +217,7 @@ def test_events_of_fixed_steps_are_torchdiffeqs(interp, reverse):
         t0, y0 = times(0.2), start(2)
         begin = y0.detach()
         t, y = library.odeint_event(
-            Field(),
+            Counted(),
             y0,
             t0,
             event_fn=lambda t, y, begin=begin: (y - begin).abs().sum() - 0.4,
@@ -266,7 +236,7 @@ def test_an_event_where_a_function_becomes_zero_is_at_the_first_such_time():
     def event_fn(t, y):
         return torch.zeros_like(t) if t > 0.75 else torch.ones_like(t)
 
-    t, _ = ours.odeint(Field(), start(2), times(0, 1), event_fn=event_fn, rtol=1e-3, atol=1e-3)
+    t, _ = ours.odeint(Counted(), start(2), times(0, 1), event_fn=event_fn, rtol=1e-3, atol=1e-3)
     assert float(t) == pytest.approx(0.75, abs=1e-14)
 
 

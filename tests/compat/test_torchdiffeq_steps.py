@@ -9,39 +9,9 @@ from torch import nn
 import ncode
 from ncode.compat import torchdiffeq as ours
 
+from .systems import ADAPTIVE, DOUBLE, FIXED, Counted, flat, start, times
+
 theirs = pytest.importorskip("torchdiffeq")
-
-DOUBLE = torch.float64
-TIGHT = {"rtol": 1e-10, "atol": 1e-10}
-FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4")
-ADAPTIVE = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
-
-
-class Field(nn.Module):
-    """A small field that depends on time, on the state and on parameters, and counts its evaluations."""
-
-    def __init__(self):
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.w = nn.Parameter(0.7 * torch.randn(2, 2, dtype=DOUBLE, generator=generator))
-        self.b = nn.Parameter(torch.randn(2, dtype=DOUBLE, generator=generator))
-        self.count = 0
-
-    def forward(self, t, y):
-        self.count += 1
-        return torch.tanh(y @ self.w + self.b * torch.cos(t)) - 0.3 * y
-
-
-def start(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)).requires_grad_()
-
-
-def times(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=DOUBLE, requires_grad=True)
-
-
-def flat(tensors) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
 def grid_of(kind: str) -> torch.Tensor:
@@ -58,7 +28,7 @@ def grid_of(kind: str) -> torch.Tensor:
 def test_evaluations_are_as_many_as_torchdiffeqs(method, grid, interface):
     counts = []
     for library in (ours, theirs):
-        field = Field()
+        field = Counted()
         # torchdiffeq controls the error of the gradient of time always, we only if t requires one.
         t = grid_of(grid).requires_grad_()
         y = getattr(library, interface)(field, start(3, 2), t, method=method, rtol=1e-4, atol=1e-5)
@@ -75,7 +45,7 @@ def test_evaluations_are_as_many_as_torchdiffeqs(method, grid, interface):
 @pytest.mark.parametrize("method", FIXED)
 @pytest.mark.parametrize("options", [{"step_size": 0.3}, {"step_size": 0.25, "perturb": True}], ids=["other", "same"])
 def test_evaluations_with_a_step_size_are_as_many_as_torchdiffeqs(method, options):
-    fields = [Field(), Field()]
+    fields = [Counted(), Counted()]
     for library, field in zip((ours, theirs), fields, strict=True):
         library.odeint(field, start(2), grid_of("even"), method=method, options=options)
     assert fields[0].count == fields[1].count
@@ -83,7 +53,7 @@ def test_evaluations_with_a_step_size_are_as_many_as_torchdiffeqs(method, option
 
 def test_a_cubic_evaluates_the_slope_at_the_end_of_a_step_once():
     t = torch.linspace(0, 1, 41, dtype=DOUBLE)
-    fields = [Field(), Field()]
+    fields = [Counted(), Counted()]
     for library, field in zip((ours, theirs), fields, strict=True):
         library.odeint(field, start(2), t, method="rk4", options={"step_size": 0.2, "interp": "cubic"})
     assert fields[0].count == 5 * 4 + 5 < fields[1].count
@@ -93,7 +63,7 @@ def test_a_cubic_evaluates_the_slope_at_the_end_of_a_step_once():
 
 
 def test_a_first_step_saves_an_evaluation_and_is_taken():
-    steps, field = [], Field()
+    steps, field = [], Counted()
     field.callback_step = lambda t, y, dt: steps.append(float(dt))
     ours.odeint(field, start(2), grid_of("even")[:2], options={"first_step": 0.125})
     assert steps[0] == 0.125
@@ -104,7 +74,7 @@ def test_a_first_step_saves_an_evaluation_and_is_taken():
 def test_steps_keep_within_their_bounds_as_in_torchdiffeq(bound):
     results, counts = [], []
     for library in (ours, theirs):
-        steps, field = [], Field()
+        steps, field = [], Counted()
         field.callback_step = lambda t, y, dt: steps.append(float(dt.detach()))  # noqa: B023
         results.append(library.odeint(field, start(2).detach(), grid_of("even"), options=bound).detach())
         counts.append(steps)
@@ -188,7 +158,7 @@ def test_gradients_of_times_before_and_behind_a_jump_agree_with_finite_differenc
 
 @pytest.mark.parametrize("method", [*FIXED, *ADAPTIVE, "tsit5"])
 def test_gradients_agree_with_finite_differences(method):
-    field = Field()
+    field = Counted()
 
     def solve(y0, t, w, b):
         with_tensors = lambda t, y: torch.func.functional_call(field, {"w": w, "b": b}, (t, y))  # noqa: E731
@@ -232,14 +202,14 @@ def test_callbacks_are_told_what_they_are_told_in_torchdiffeq(nested, backward, 
 
 
 def test_callbacks_that_fixed_steps_do_not_have_warn():
-    field = Field()
+    field = Counted()
     field.callback_accept_step = lambda t, y, dt: None
     with pytest.warns(UserWarning, match="callback_accept_step of func"):
         ours.odeint(field, start(2), grid_of("even"), method="rk4")
 
 
 def test_callbacks_of_the_adjoint_are_called_in_backward():
-    field, seen = Field(), []
+    field, seen = Counted(), []
     field.callback_step_adjoint = lambda t, y, dt: seen.append([leaf.shape for leaf in y])
     y = ours.odeint_adjoint(field, start(3, 2), grid_of("even"), method="rk4")
     assert not seen
@@ -253,7 +223,7 @@ def test_callbacks_of_the_adjoint_are_called_in_backward():
 @pytest.mark.parametrize("end", [2.0, -2.0])
 @pytest.mark.parametrize("method", ["dopri5", "dopri8", "tsit5"])
 def test_dense_output_is_that_of_odeint(end, method):
-    field, y0 = Field(), start(3, 2)
+    field, y0 = Counted(), start(3, 2)
     t = torch.linspace(0, end, 7, dtype=DOUBLE)
     dense = ours.odeint_dense(field, y0, torch.tensor(0.0), torch.tensor(end), method=method)
     y = ours.odeint(field, y0, t, method=method)
@@ -265,7 +235,7 @@ def test_dense_output_is_that_of_odeint(end, method):
 
 def test_dense_output_is_torchdiffeqs():
     ends = torch.tensor(0.0, dtype=DOUBLE), torch.tensor(2.0, dtype=DOUBLE)
-    mine, other = (library.odeint_dense(Field(), start(2), *ends) for library in (ours, theirs))
+    mine, other = (library.odeint_dense(Counted(), start(2), *ends) for library in (ours, theirs))
     for time in (0.0, 0.3, 1.7):
         at = torch.tensor(time, dtype=DOUBLE)
         torch.testing.assert_close(mine(at), other(at), rtol=0, atol=1e-9)
