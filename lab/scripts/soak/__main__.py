@@ -1,7 +1,7 @@
 """Soak test of runs: train small experiments, interrupt them again and again, resume, and check that nothing is lost.
 
-    python lab/scripts/soak --minutes 120 --out /tmp/soak        run for two hours
-    python lab/scripts/soak --seed 7 --cycles 1 --out /tmp/soak  repeat one cycle
+    python lab/scripts/soak --minutes 120 --out out/soak        run for two hours
+    python lab/scripts/soak --seed 7 --cycles 1 --out out/soak  repeat one cycle
 
 A cycle prints one line with its seed. It is one of
 

@@ -218,7 +218,7 @@ class AdjointPullback(Pullback):
             target = torch.where(passed, time, t)
             t = torch.where(self._idle((*a, c)), target, t)
             z, a, evaluations = self._solve_back(attempt, quadrature, t, target, z, a, constants)
-            self._check_return(passed & (t != target), z, [values[:, column] for values in self.saved])
+            self._warn_of_drift(passed & (t != target), z, [values[:, column] for values in self.saved])
             spent, t = spent + evaluations, target
             jump = _masked(passed, a, [None if grad is None else grad[:, column] for grad in grads.saved])
             z = list(where(passed & ends.replayed, [values[:, column] for values in self.saved], z))
@@ -232,7 +232,7 @@ class AdjointPullback(Pullback):
         moving = t != t0
         z, a, evaluations = self._solve_back(attempt, quadrature, t, t0, z, a, constants)
         self._refuse_lost(moving, tuple(z), tuple(a), most)
-        self._check_return(moving, z, problem.z0)
+        self._warn_of_drift(moving, z, problem.z0)
         spent, theta = spent + evaluations, list(quadrature.theta)
         if moves_t0 and grad_span is not None:
             # t0 as a constant: all of its gradient, -a dz/dt at t0, less what reaches it through the other times.
@@ -248,7 +248,7 @@ class AdjointPullback(Pullback):
         zero = torch.stack([(leaf == 0).reshape(len(leaf), -1).all(1) for leaf in adjoint]).all(0)
         return ~self.ends.ok & zero
 
-    def _check_return(self, mask: Tensor, z: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    def _warn_of_drift(self, mask: Tensor, z: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         """Warn of states that were solved back (in the mask), and are far from those of the forward pass there."""
         tolerance = self.problem.loop_tolerance
         if tolerance is None:  # with a fixed step size, nobody asked for an accuracy
