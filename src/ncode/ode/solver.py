@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._torch_private import forward_mode_enabled, has_other_ranks, is_dual, is_mapped, is_symbolic
 from ..errors import InputError, Status
+from .backends import WholeSolve
 from .captures import Captures, find_captures
 from .events import EventWatch
 from .gradients.adjoint import AdjointPullback
@@ -66,7 +67,7 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     with torch.no_grad(), forward_mode_enabled(False):
         whole = options.backend.solve_whole(problem, captures, differentiates) if watch is None else None
         if whole is not None:  # its samples are known to be separate
-            forward = _finish_whole(problem, whole.state, whole.nfe)
+            forward = _finish_whole(problem, whole)
         else:
             if not problem.checked:
                 _check_separate(problem, captures, positions, watch)
@@ -250,11 +251,10 @@ def run_forward(
     return ForwardResult(state, nfe, values, dense, step.evaluations, failed, table)
 
 
-def _finish_whole(problem: Problem, state: LoopState, nfe: Tensor) -> ForwardResult:
+def _finish_whole(problem: Problem, whole: WholeSolve) -> ForwardResult:
     """The end of a forward pass that a backend ran as a whole."""
-    failed = int(state.status.count_nonzero())
-    state = _finish(problem, state, [leaf.detach() for leaf in problem.theta], failed)
-    return ForwardResult(state, nfe, (), None, 0, failed)
+    state = _finish(problem, whole.state, [leaf.detach() for leaf in problem.theta], whole.failed)
+    return ForwardResult(state, whole.nfe, (), None, 0, whole.failed)
 
 
 def _finish(

@@ -57,6 +57,7 @@ class WholeSolve(NamedTuple):
     backend: str
     state: LoopState
     nfe: Tensor
+    failed: int  # number of failed samples
     pullback: Callable[..., Pullback] | None
 
 

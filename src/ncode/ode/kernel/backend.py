@@ -51,11 +51,11 @@ def _solve(problem: Problem, captures: Captures, differentiates: bool) -> WholeS
 
 
 def _run(plan: Plan, problem: Problem, captures: Captures) -> WholeSolve:
-    if plan.backward is not None:
-        plan.backward.start()  # both are compiled at a time
-        plan.forward.start()
-        _ = plan.backward.library
-    state, nfe, tape = plan.forward.solve(problem, captures, plan.backward is not None)
-    if tape is None or plan.backward is None:
-        return WholeSolve("kernel", state, nfe, None)
-    return WholeSolve("kernel", state, nfe, functools.partial(KernelPullback, kernel=plan.backward, tape=tape))
+    forward, backward = plan.forward, plan.backward
+    if backward is not None:
+        backward.start()  # both are compiled at a time
+        forward.start()
+        backward.finish()
+    solved = forward.solve(problem, captures, backward is not None)
+    make = None if backward is None else functools.partial(KernelPullback, kernel=backward, tape=solved.tape)
+    return WholeSolve("kernel", solved.state, solved.nfe, solved.failed, make)

@@ -1,4 +1,4 @@
-"""The C++ source of a pullback: the walk back along the tape of a solve, for a block of samples.
+"""The source of a pullback: the walk back along the tape of a solve, for a block of samples.
 
 Each step is repeated (`primal`, which keeps what its pullback needs) and pulled through (`adjoint`), stage by stage.
 """
@@ -8,35 +8,36 @@ from __future__ import annotations
 import torch
 
 from ..tableau import Tableau
-from .driver_cpp import TAPE, Shape, context, load_controls, places_of, print_results, sizes, weighted
+from .driver_cpp import (
+    Machine,
+    Shape,
+    context,
+    declarations,
+    load_controls,
+    move_states,
+    places_of,
+    print_results,
+    sum_sizes,
+    weighted,
+)
 from .emit_cpp import Printer, array_index, collapse, lane_buffers
 from .ir import Buffer, Program, View, reads
 from .lower import Lowered
-from .math_cpp import prelude
 
 
-def backward_source(lowered: Lowered, shape: Shape, dtype: torch.dtype) -> str:
+def backward_source(lowered: Lowered, shape: Shape, dtype: torch.dtype, machine: Machine) -> str:
     """The pullback of a solve, `pull`, along its tape."""
-    program = lowered.program
-    lines = [prelude(dtype), sizes(shape), _stage(program), context(lowered, shape, program), TAPE]
-    lines += [
-        _primal(lowered, shape),
-        _adjoint(lowered, shape),
-        _PULL_START,
-        load_controls(lowered, shape),
-        _PULL_BEGIN,
-    ]
-    lines += [*_replay(shape), *_pull_stages(lowered, shape), _PULL_UPDATE]
-    if lowered.graph.wanted is not None and lowered.graph.wanted.time:
-        lines.append(_PULL_TIMES)
-    lines += [*_mask(lowered, shape), *_accumulate(lowered, shape), "  }", *_store(program, shape)]
-    lines += [_PULL_END, _sums(program), _RUN_BACKWARD]
+    program, keep = lowered.program, machine.keeps_stages
+    time = lowered.graph.wanted is not None and lowered.graph.wanted.time
+    work = program.operations * shape.tableau.stages * (1 if keep else 2)
+    lines = [machine.prelude(dtype, work), declarations(lowered, shape, machine), _stage(program), machine.memory]
+    lines.append(context(lowered, shape, program, f"Stage stage[{'S' if keep else 1}];"))
+    lines += [_primal(lowered, shape), _adjoint(lowered, shape), _PULL_START, load_controls(shape)]
+    lines += [move_states(shape, "load", "g", "z0"), _PULL_BEGIN]
+    lines += _pull_step(lowered, shape, keep, time)
+    lines += [_PULL_UPDATE, _PULL_TIMES if time else "", "  }", *_store(program, shape)]
+    lines += [move_states(shape, "store", "g", "z1"), _PULL_END, machine.run_backward]
     return "\n".join(lines)
-
-
-def sum_sizes(program: Program) -> list[int]:
-    """How many elements each sum over samples has."""
-    return [term.factors[0].size for term in program.shared_terms]
 
 
 def _crossing(program: Program) -> list[Buffer]:
@@ -77,7 +78,7 @@ def _adjoint(lowered: Lowered, shape: Shape) -> str:
 
 def _function(name: str, arguments: str, printer: Printer) -> str:
     body = "\n  ".join(printer.lines)
-    return f"static void {name}(const Context &c, Stage &s, {arguments}) {{\n  {body}\n}}"
+    return f"FUNCTION void {name}(const Context &c, Stage &s, {arguments}) {{\n  {body}\n}}"
 
 
 def _used_stages(tableau: Tableau) -> list[int]:
@@ -89,33 +90,47 @@ def _used_stages(tableau: Tableau) -> list[int]:
     return sorted(used)
 
 
-def _replay(shape: Shape) -> list[str]:
-    tableau, lines = shape.tableau, []
-    for i in _used_stages(tableau):
-        total = f"z[d] + hs * ({weighted(tableau.a[i])})" if any(tableau.a[i]) else "z[d]"
-        lines.append(f"    for (int d = 0; d < D; d++) c.stage[{i}].z[d] = {total};")
-        lines.append(f"    c.stage[{i}].t[0] = c.clock(t + {tableau.c[i]!r} * h);")
-        lines.append(f"    primal(c, c.stage[{i}], k[{i}]);")
-    return lines
-
-
-def _pull_stages(lowered: Lowered, shape: Shape) -> list[str]:
-    tableau, used = shape.tableau, _used_stages(shape.tableau)
-    time = lowered.graph.wanted is not None and lowered.graph.wanted.time
-    lines = ["    for (int d = 0; d < D; d++) sum[d] = all(0);", "    V dh = all(0), dt = all(0);"]
+def _pull_step(lowered: Lowered, shape: Shape, keep: bool, time: bool) -> list[str]:
+    """One step again, stage by stage, and its pullback, last stage first."""
+    tableau, used, lines = shape.tableau, _used_stages(shape.tableau), []
+    for i in used:
+        lines += _evaluate(shape, i, f"c.stage[{i if keep else 0}]")
+    lines += ["    LOOP for (int d = 0; d < D; d++) sum[d] = all(0);", "    V dh = all(0), dt = all(0);"]
     for i in reversed(used):
-        later = [(j, tableau.a[j][i]) for j in used if j > i and tableau.a[j][i]]
-        parts = [f"real({tableau.b[i]!r}) * g[d]"] * bool(tableau.b[i])
-        parts += [f"real({w!r}) * m[{j}][d]" for j, w in later]
-        dot = f" dh += u * k[{i}][d];" if time else ""
-        lines.append(
-            f"    for (int d = 0; d < D; d++) {{ V u = {' + '.join(parts)}; c.stage[{i}].g[d] = hs * u;{dot} }}"
-        )
-        lines.append(f"    adjoint(c, c.stage[{i}], m[{i}], &tau);")
-        lines.append(f"    for (int d = 0; d < D; d++) sum[d] += m[{i}][d];")
-        if time:
-            lines.append(f"    dt += tau; dh += real({tableau.c[i]!r}) * tau;")
+        stage = f"c.stage[{i if keep else 0}]"
+        if not keep and i != used[-1]:
+            lines += _evaluate(shape, i, stage)
+        lines += _pull_stage(shape, i, stage, time)
+        if not keep:
+            lines += _accumulate(lowered, shape, [stage])
+    if keep:
+        lines += [*_mask(lowered, shape), *_accumulate(lowered, shape, [f"c.stage[{i}]" for i in used])]
     return lines
+
+
+def _evaluate(shape: Shape, i: int, stage: str) -> list[str]:
+    """The slope k of a stage, and what its pullback needs."""
+    tableau = shape.tableau
+    total = f"z[d] + hs * ({weighted(tableau.a[i])})" if any(tableau.a[i]) else "z[d]"
+    return [
+        f"    LOOP for (int d = 0; d < D; d++) {stage}.z[d] = {total};",
+        f"    {stage}.t[0] = c.clock(t + {tableau.c[i]!r} * h);",
+        f"    primal(c, {stage}, k[{i}]);",
+    ]
+
+
+def _pull_stage(shape: Shape, i: int, stage: str, time: bool) -> list[str]:
+    tableau, used = shape.tableau, _used_stages(shape.tableau)
+    later = [(j, tableau.a[j][i]) for j in used if j > i and tableau.a[j][i]]
+    parts = [f"real({tableau.b[i]!r}) * g[d]"] * bool(tableau.b[i])
+    parts += [f"real({w!r}) * m[{j}][d]" for j, w in later]
+    dot = f" dh += u * k[{i}][d];" if time else ""
+    lines = [
+        f"    LOOP for (int d = 0; d < D; d++) {{ V u = {' + '.join(parts)}; {stage}.g[d] = hs * u;{dot} }}",
+        f"    adjoint(c, {stage}, m[{i}], &tau);",
+        f"    LOOP for (int d = 0; d < D; d++) sum[d] += m[{i}][d];",
+    ]
+    return [*lines, f"    dt += tau; dh += real({tableau.c[i]!r}) * tau;"] if time else lines
 
 
 def _mask(lowered: Lowered, shape: Shape) -> list[str]:
@@ -126,19 +141,27 @@ def _mask(lowered: Lowered, shape: Shape) -> list[str]:
     return ["    if (!whole) for (int i = 0; i < S; i++) {", "      Stage &s = c.stage[i];", *lines, "    }"]
 
 
-def _accumulate(lowered: Lowered, shape: Shape) -> list[str]:
-    """Add what all stages of a step contribute to the sums, so that a sum is read and written once per step."""
-    places, used, lines = _staged(lowered, shape), _used_stages(shape.tableau), []
-    for number, term in enumerate(lowered.program.terms):
+def _sum_places(program: Program) -> list[str]:
+    """Where the sum of each term is: of a sample, then over samples."""
+    starts, sizes = [0], sum_sizes(program)
+    for size in sizes:
+        starts.append(starts[-1] + size)
+    own = [f"c.own{i}" for i in range(len(program.own_terms))]
+    return [*own, *(f"(c.total + {start})" for start in starts[: len(sizes)])]
+
+
+def _accumulate(lowered: Lowered, shape: Shape, stages: list[str]) -> list[str]:
+    """Add what stages contribute to the sums; several at a time, so that a sum is read and written once."""
+    places, lines = _staged(lowered, shape), []
+    for place, term in zip(_sum_places(lowered.program), lowered.program.terms, strict=True):
         target = View.whole(Buffer("sum", 0), term.shape)
         sizes, (into, *strides) = collapse(term.shape, [target, *term.factors])
         names = [f"i{d}" for d in range(len(sizes))]
-        heads = [f"for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, sizes, strict=True)]
+        heads = [f"LOOP for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, sizes, strict=True)]
         views = list(zip(term.factors, strides, strict=True))
         elements = [f"{places[view.buffer]}[{array_index(view.offset, own, names)}]" for view, own in views]
-        products = [" * ".join(it.replace("s.", f"c.stage[{stage}].") for it in elements) for stage in used]
-        lines.append(f"    {{ V *__restrict sum = c.sum{number};")
-        lines.append(f"    {' '.join(heads)} sum[{array_index(0, into, names)}] += {' + '.join(products)}; }}")
+        products = [" * ".join(it.replace("s.", f"{stage}.") for it in elements) for stage in stages]
+        lines.append(f"    {' '.join(heads)} {place}[{array_index(0, into, names)}] += {' + '.join(products)};")
     return lines
 
 
@@ -146,59 +169,35 @@ def _store(program: Program, shape: Shape) -> list[str]:
     lines = []
     for number, control in enumerate(program.own_terms):
         size = shape.controls[control]
-        lines.append(f"  store(c.sum{number}, (real *)p.theta_gradient[{control}], {size}, c.first, p.batch);")
-        lines.append(f"  memset(c.sum{number}, 0, sizeof c.sum{number});")
+        lines.append(f"  store(c.own{number}, p.theta_gradient[{control}], {size}, c);")
+        lines.append(f"  LOOP for (int e = 0; e < {size}; e++) c.own{number}[e] = all(0);")
     return lines
 
 
-def _sums(program: Program) -> str:
-    """Add the lanes of the sums over samples, and write them one after another."""
-    lines, start, offset = ["static void finish(Context &c, real *out) {"], len(program.own_terms), 0
-    for number, term in enumerate(program.shared_terms):
-        size = term.factors[0].size
-        total = "real r = 0; for (int l = 0; l < W; l++) r += v[l];"
-        lines.append(
-            f"  for (int e = 0; e < {size}; e++) {{ V v = c.sum{start + number}[e]; {total} out[{offset} + e] = r; }}"
-        )
-        offset += size
-    lines.append("  (void)c; (void)out;")
-    return "\n".join([*lines, "}", f"enum {{ SUMS = {offset} }};"])
-
-
 _PULL_START = """
-static void pull_block(const Settings &p, Context &c, int64_t block) {
-  c.place(p, block);
-  const Steps &tape = (*(const Tape *)p.tape)[block];
+FUNCTION void pull_block(const Settings &p, Context &c) {
   V g[D], k[S][D], m[S][D], sum[D], tau;
-  (void)k, (void)m;"""
+  (void)k, (void)m;
+  c.t0 = p.t0 ? times(p.t0, c) : time_of(0);"""
 
 
 _PULL_BEGIN = """
-  T span, t0_gradient = time_of(0), span_gradient = time_of(0);
-  for (int l = 0; l < W; l++) span[l] = p.span[c.sample[l]] == 0 ? 1 : p.span[c.sample[l]];
-  { int64_t from = 0;
-    const int64_t sizes[LEAVES] = SIZES;
-    for (int i = 0; i < LEAVES; i++) load(g + from, (const real *)p.z0[i], sizes[i], c.sample), from += sizes[i]; }
-  int32_t steps = 0, count[W];
-  for (int l = 0; l < W; l++) {
-    count[l] = c.first + l < p.batch && p.active[c.first + l] ? tape.count[l] : 0;
-    if (count[l] > steps) steps = count[l];
-  }
-  for (int32_t n = steps - 1; n >= 0; n--) {
-    TM taken;
-    for (int l = 0; l < W; l++) taken[l] = n < count[l] ? -1 : 0;
-    M act = narrow(taken);
-    bool whole = !any(~taken);
+  T span = times(p.span, c), t0_gradient = time_of(0), span_gradient = time_of(0);
+  span = span == 0 ? time_of(1) : span;
+  N count = recorded(p, c);
+  for (int32_t n = most(count) - 1; n >= 0; n--) {
+    TM taken = before(n, count);
+    M act = thin(taken);
+    bool whole = !any(not_(taken));
+    (void)whole;
     T t, h;
     V z[D];
-    memcpy(&t, &tape.t[(size_t)n * W], sizeof t);
-    memcpy(&h, &tape.h[(size_t)n * W], sizeof h);
-    memcpy(z, &tape.z[(size_t)n * D * W], sizeof z);
+    recall(p, n, &t, &h, z, c);
     h = taken ? h : time_of(0);
     V hs = narrow(h);"""
 
 
-_PULL_UPDATE = "    for (int d = 0; d < D; d++) g[d] = choose(act, g[d] + sum[d], g[d]);"
+_PULL_UPDATE = "    LOOP for (int d = 0; d < D; d++) g[d] = choose(act, g[d] + sum[d], g[d]);"
 
 
 _PULL_TIMES = """
@@ -207,28 +206,5 @@ _PULL_TIMES = """
 
 
 _PULL_END = """
-  { int64_t from = 0;
-    const int64_t sizes[LEAVES] = SIZES;
-    for (int i = 0; i < LEAVES; i++) store(g + from, (real *)p.z1[i], sizes[i], c.first, p.batch), from += sizes[i]; }
-  for (int l = 0; l < W && c.first + l < p.batch; l++) {
-    p.t0_gradient[c.first + l] = t0_gradient[l];
-    p.span_gradient[c.first + l] = span_gradient[l];
-  }
+  put(p.t0_gradient, t0_gradient, c), put(p.span_gradient, span_gradient, c);
 }"""
-
-
-_RUN_BACKWARD = """
-extern "C" int pull(const Settings *p) {
-  try {
-    int64_t blocks = (p->batch + W - 1) / W;
-    run_chunks(p->chunks, p->threads, [&](int64_t chunk) {
-      Context *c = new (std::align_val_t(128)) Context();
-      c->prepare(*p);
-      for (int64_t b = blocks * chunk / p->chunks; b < blocks * (chunk + 1) / p->chunks; b++) pull_block(*p, *c, b);
-      finish(*c, p->sums + chunk * SUMS);
-      operator delete(c, std::align_val_t(128));
-    });
-  } catch (const std::exception &) { return 1; }
-  return 0;
-}
-"""

@@ -19,7 +19,9 @@ from .trace import Unsupported
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _QUIET = ("-Wno-psabi", "-Wno-ignored-attributes", "-pthread")
-_SLOW = 2.0  # seconds of compilation that are worth a message
+SLOW = 2.0
+"""Seconds of compilation that are worth a message."""
+
 _log = logging.getLogger("ncode")
 _loaded: dict[str, Future[ctypes.CDLL]] = {}
 
@@ -88,7 +90,7 @@ def _compile(source: str, library: Path) -> None:
         if done.returncode:
             raise Unsupported(f"{compiler()} failed: {done.stderr.strip()[:500]}")
         os.replace(made, library)  # whole or not at all, also where several processes compile the same
-    if time.monotonic() - begin > _SLOW:
+    if time.monotonic() - begin > SLOW:
         _log.info(
             "compiled a kernel in %.1f s; the next process finds it in %s", time.monotonic() - begin, library.parent
         )

@@ -1,17 +1,33 @@
-"""What the C++ sources of a solve and of its pullback share: settings, the samples of a block, and the tape.
+"""What the sources of a solve and of its pullback share, on every machine: settings, and what a block of samples reads.
 
-The samples of a block stand side by side in vectors; one that has finished stands still until the block has.
+A block is what one thread works on: samples side by side in vectors on a CPU (machine_cpu.py), where one that has
+finished stands still until the block has; one sample on a GPU (machine_cuda.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import torch
 
 from ..tableau import Tableau
 from .emit_cpp import Printer
 from .ir import Buffer, Program, View
 from .lower import Lowered
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What differs between machines."""
+
+    name: str
+    prelude: Callable[[torch.dtype, int], str]  # types and functions, given the operations of a step
+    settings: str  # more members of `Settings`
+    memory: str  # `Place`, a block's samples; their numbers in memory; the tape
+    run_forward: str  # the entry, which calls `solve_block` for each block
+    run_backward: str  # likewise, `pull_block`
+    keeps_stages: bool  # whether backward keeps all stages of a step, or evaluates them again one by one
 
 
 @dataclass(frozen=True)
@@ -30,20 +46,36 @@ class Shape:
         return [sum(self.states[:i]) for i in range(len(self.states) + 1)]
 
 
-def sizes(shape: Shape) -> str:
-    sizes = f"#define SIZES {{{', '.join(map(str, shape.states))}}}"
-    return f"{sizes}\nenum {{ D = {sum(shape.states)}, S = {shape.tableau.stages}, LEAVES = {len(shape.states)} }};"
+def declarations(lowered: Lowered, shape: Shape, machine: Machine) -> str:
+    """Sizes, and `Settings`."""
+    counts = {
+        "D": sum(shape.states),
+        "S": shape.tableau.stages,
+        "LEAVES": len(shape.states),
+        "CONTROLS": max(len(shape.controls), 1),
+        "SHARED": max(len(lowered.shared), 1),
+        "SUMS": sum(sum_sizes(lowered.program)),
+    }
+    numbers = ", ".join(f"{name} = {count}" for name, count in counts.items())
+    return f"enum {{ {numbers} }};\n" + _SETTINGS.replace("MORE", machine.settings)
 
 
-def context(lowered: Lowered, shape: Shape, program: Program | None = None) -> str:
+def context(lowered: Lowered, shape: Shape, program: Program | None = None, stages: str = "") -> str:
     """What a block of samples reads: shared tensors, its constants, and the settings of the solve."""
     fields = [f"const real *{buffer.name};" for buffer in lowered.shared.values()]
     fields += [f"V theta{i}[{max(size, 1)}];" for i, size in enumerate(shape.controls)]
+    lines = [f"{buffer.name} = p.shared[{i}];" for i, buffer in enumerate(lowered.shared.values())]
     if program is not None:
-        fields.append("Stage stage[S];")
-        fields += [f"V sum{i}[{max(term.factors[0].size, 1)}];" for i, term in enumerate(program.terms)]
-    shared = [f"{buffer.name} = (const real *)p.shared[{i}];" for i, buffer in enumerate(lowered.shared.values())]
-    return _CONTEXT.format(fields="\n  ".join(fields), shared="\n    ".join(shared))
+        sums = {f"own{i}": max(term.factors[0].size, 1) for i, term in enumerate(program.own_terms.values())}
+        sums["total"] = max(sum(sum_sizes(program)), 1)
+        fields += [stages, *(f"V {name}[{size}];" for name, size in sums.items())]
+        lines += [f"LOOP for (int e = 0; e < {size}; e++) {name}[e] = all(0);" for name, size in sums.items()]
+    return _CONTEXT.replace("FIELDS", "\n  ".join(fields)).replace("PREPARE", "\n    ".join(lines))
+
+
+def sum_sizes(program: Program) -> list[int]:
+    """How many elements each sum over samples has."""
+    return [term.factors[0].size for term in program.shared_terms]
 
 
 def places_of(lowered: Lowered, shape: Shape, stage: str = "") -> dict[Buffer, str]:
@@ -63,9 +95,15 @@ def print_results(printer: Printer, name: str, results: Sequence[View | float], 
         printer.copy(f"({name} + {shape.offsets[i]})", result, own)
 
 
-def load_controls(lowered: Lowered, shape: Shape) -> str:
-    own = [f"  load(c.theta{i}, (const real *)p.theta[{i}], {n}, c.sample);" for i, n in enumerate(shape.controls)]
+def load_controls(shape: Shape) -> str:
+    own = [f"  load(c.theta{i}, p.theta[{i}], {n}, c);" for i, n in enumerate(shape.controls)]
     return "\n".join(own)
+
+
+def move_states(shape: Shape, function: str, name: str, pointers: str) -> str:
+    """Load or store all leaves of a state."""
+    leaves = zip(shape.offsets, shape.states, strict=False)
+    return "\n".join(f"  {function}({name} + {at}, p.{pointers}[{i}], {n}, c);" for i, (at, n) in enumerate(leaves))
 
 
 def weighted(row: Sequence[float], name: str = "k[{}][d]") -> str:
@@ -73,75 +111,39 @@ def weighted(row: Sequence[float], name: str = "k[{}][d]") -> str:
     return " + ".join(parts) if parts else "all(0)"
 
 
-_CONTEXT = """
-struct Settings {{  // as run.py fills it
-  const void *const *z0, *const *theta, *const *shared;
-  void *const *z1, *const *theta_gradient;
+_SETTINGS = """
+struct Settings {  // as run.py fills it
+  const real *z0[LEAVES], *theta[CONTROLS], *shared[SHARED];
+  real *z1[LEAVES], *theta_gradient[CONTROLS];
   const double *t0, *span;
   double *reached, *size, *t0_gradient, *span_gradient;
   int32_t *status, *accepted, *rejected, *nfe;
   const int32_t *active;
   real *sums;
-  const double *rtol, *atol;
+  double rtol[LEAVES], atol[LEAVES];
   double dt, low, high, stretch, safety, smallest, largest, now, before, earlier;
-  int64_t batch, attempts, chunks, threads;
-  void *tape;
-}};
-struct Context {{
-  {fields}
+  int64_t batch, attempts;
+  MORE
+};
+"""
+
+_CONTEXT = """
+struct Context : Place {
+  FIELDS
   T t0;
   real rtol[LEAVES], atol[LEAVES];
-  double dt, low, high;
-  int64_t first, sample[W];
-  void prepare(const Settings &p) {{
-    {shared}
-    for (int i = 0; i < LEAVES; i++) rtol[i] = p.rtol[i], atol[i] = p.atol[i] > SMALLEST ? p.atol[i] : SMALLEST;
-    dt = p.dt, low = p.low, high = p.high;
-  }}
-  void place(const Settings &p, int64_t block) {{
-    first = block * W;
-    for (int l = 0; l < W; l++) {{
-      sample[l] = first + l < p.batch ? first + l : p.batch - 1;
-      t0[l] = p.t0 ? p.t0[sample[l]] : 0;
-    }}
-  }}
-  INLINE_MEMBER V clock(T t) const {{ return narrow(t + t0); }}
-  INLINE_MEMBER T limited(T h) const {{
-    if (low == 0 && high == std::numeric_limits<double>::infinity()) return h;
+  double low, high;
+  FUNCTION_MEMBER void prepare(const Settings &p) {
+    PREPARE
+    LOOP for (int i = 0; i < LEAVES; i++) rtol[i] = p.rtol[i], atol[i] = p.atol[i] > SMALLEST ? p.atol[i] : SMALLEST;
+    low = p.low, high = p.high;
+  }
+  FUNCTION_MEMBER V clock(T t) const { return narrow(t + t0); }
+  FUNCTION_MEMBER T limited(T h) const {
+    if (low == 0 && high == UNLIMITED) return h;
     T a = absolute(h);
     a = smaller(larger(a, time_of(low)), time_of(high));
     return h < 0 ? -a : a;
-  }}
-}};
-static void load(V *to, const real *from, int64_t n, const int64_t *sample) {{
-  for (int64_t e = 0; e < n; e++) for (int l = 0; l < W; l++) to[e][l] = from[sample[l] * n + e];
-}}
-static void store(const V *from, real *to, int64_t n, int64_t first, int64_t batch) {{
-  for (int l = 0; l < W && first + l < batch; l++) for (int64_t e = 0; e < n; e++) to[(first + l) * n + e] = from[e][l];
-}}
-""".replace("INLINE_MEMBER", "inline")
-
-TAPE = """
-struct Steps {  // of one block: step n of each sample, side by side
-  int32_t count[W] = {};
-  std::vector<double> t, h;
-  std::vector<real> z;
-  void add(T at, T step, const V *state, TM moved) {
-    for (int l = 0; l < W; l++) if (moved[l]) {
-      size_t n = count[l]++;
-      if ((n + 1) * W > t.size()) t.resize((n + 1) * W), h.resize((n + 1) * W), z.resize((n + 1) * D * W);
-      t[n * W + l] = at[l], h[n * W + l] = step[l];
-      for (int d = 0; d < D; d++) z[(n * D + d) * W + l] = state[d][l];
-    }
   }
 };
-typedef std::vector<Steps> Tape;
-template <class F> static void run_chunks(int64_t chunks, int64_t threads, F chunk) {
-  if (threads > chunks) threads = chunks;
-  auto work = [&](int64_t first) { for (int64_t i = first; i < chunks; i += threads) chunk(i); };
-  std::vector<std::thread> others;
-  for (int64_t i = 1; i < threads; i++) others.emplace_back(work, i);
-  work(0);
-  for (auto &it : others) it.join();
-}
 """

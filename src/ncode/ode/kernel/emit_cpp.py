@@ -76,7 +76,7 @@ class Printer:
                 self.lines.append("{ " + " ".join(turn(index)) + " }")
             return
         names = [f"i{d}" for d in range(len(shape))]
-        heads = [f"for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, shape, strict=True)]
+        heads = [f"LOOP for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, shape, strict=True)]
         self.lines += [" ".join(heads) + " {", *turn(names), "}"]
 
     def _value(
@@ -98,7 +98,7 @@ class Printer:
         rank, source = len(it.out.shape), it.operands[0]
         self.name(it.out.buffer)
         names = [f"i{d}" for d in range(len(source.shape))]
-        heads = [f"for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, source.shape, strict=True)]
+        heads = [f"LOOP for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, source.shape, strict=True)]
         self.lines += [
             " ".join([*heads[:rank], "{"]),
             f"V r = all({start});",
@@ -116,13 +116,13 @@ class Printer:
         width = 1 if wide is None else out.shape[wide]
         names = [f"i{d}" for d in range(rank)]
         outer = [
-            f"for (int {names[d]} = 0; {names[d]} < {out.shape[d]}; {names[d]}++)" for d in range(rank) if d != wide
+            f"LOOP for (int {names[d]} = 0; {names[d]} < {out.shape[d]}; {names[d]}++)" for d in range(rank) if d != wide
         ]
         self.lines.append(" ".join([*outer, "{"]))
         for start in range(0, width, _ACCUMULATORS) if width <= 2 * _ACCUMULATORS else [None]:
             if start is None:
                 whole = width // _ACCUMULATORS * _ACCUMULATORS
-                self.lines.append(f"for (int j = 0; j < {whole}; j += {_ACCUMULATORS}) {{")
+                self.lines.append(f"LOOP for (int j = 0; j < {whole}; j += {_ACCUMULATORS}) {{")
                 self._sums(it, names, wide, [f"j + {u}" for u in range(_ACCUMULATORS)], terms)
                 self.lines.append("}")
                 if width > whole:
@@ -143,7 +143,7 @@ class Printer:
 
         cells = [(u, p) for u in range(len(elements)) for p in range(parts)]
         self.lines.append("{ V " + ", ".join(f"a{u}_{p} = {{}}" for u, p in cells) + ";")
-        self.lines.append(f"for (int k = 0; k < {terms}; k += {parts}) {{")
+        self.lines.append(f"LOOP for (int k = 0; k < {terms}; k += {parts}) {{")
         for u, p in cells:
             index = [*at(elements[u]), f"k + {p}" if p else "k"]
             self.lines.append(f"a{u}_{p} += {self._load(left, index)} * {self._load(right, index)};")

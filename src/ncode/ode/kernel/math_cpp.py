@@ -1,4 +1,4 @@
-"""Vector arithmetic for the C++ printer: types, and functions of a vector of samples.
+"""Arithmetic for the printer on a CPU: types, and functions of a vector of samples.
 
 exp, log, tanh and their relatives are reductions to a short interval and Taylor polynomials, within a few units in the
 last place; the others call the C library for each sample.
@@ -19,7 +19,7 @@ def prelude(dtype: torch.dtype) -> str:
     exp = [1 / math.factorial(n) for n in range(1, terms[0])]
     log = [2 / (2 * n + 1) for n in range(1, terms[1])]
     return "\n".join(
-        [_HEADERS, constants, _TYPES, _polynomial("expm1_series", exp), _polynomial("log_series", log), _BODY]
+        [_HEADERS, constants, _TYPES, _polynomial("expm1_series", exp), _polynomial("log_series", log), _BODY, COMMON]
     )
 
 
@@ -70,6 +70,10 @@ typedef int32_t N __attribute__((vector_size(4 * W)));  // counts
 #define INLINE static inline __attribute__((always_inline))
 INLINE V all(real x) { return V{} + x; }
 INLINE V all(V x) { return x; }
+#define FUNCTION static
+#define LOOP
+#define EPSILON std::numeric_limits<double>::epsilon()
+#define UNLIMITED std::numeric_limits<double>::infinity()
 INLINE T time_of(double x) { return T{} + x; }
 """
 
@@ -135,6 +139,24 @@ EACH(log10_, std::log10) EACH(floor_, std::floor) EACH(ceil_, std::ceil) EACH(tr
 EACH(round_, std::nearbyint)
 EACH2(pow_, std::pow) EACH2(atan2_, std::atan2)
 
+INLINE M finite(V x) { return x - x == 0; }
+INLINE T absolute(T x) { return x < 0 ? -x : x; }
+INLINE T larger(T x, T y) { return (x > y) | (x != x) ? x : y; }
+INLINE T smaller(T x, T y) { return (x < y) | (x != x) ? x : y; }
+INLINE T sign_of(T x) { return x > 0 ? time_of(1) : x < 0 ? time_of(-1) : time_of(0); }
+INLINE T finite_or(T x, T other) { return x - x == 0 ? x : other; }
+INLINE T widen(V x) { return __builtin_convertvector(x, T); }
+INLINE V narrow(T x) { return __builtin_convertvector(x, V); }
+INLINE M thin(TM m) { return __builtin_convertvector(m, M); }
+INLINE TM wide(M m) { return __builtin_convertvector(m, TM); }
+template <class X> INLINE X not_(X m) { return ~m; }
+INLINE N counts(TM m) { return __builtin_convertvector(m, N); }
+INLINE T number_of(N n) { return __builtin_convertvector(n, T); }
+INLINE bool any(TM m) { bool found = false; for (int l = 0; l < W; l++) found |= m[l] != 0; return found; }
+INLINE T power(T x, double p) { T y; for (int l = 0; l < W; l++) y[l] = std::pow(x[l], p); return y; }
+"""
+
+COMMON = r"""
 INLINE V copy_(V x) { return x; }
 INLINE V one_(V) { return all(1); }
 INLINE V add_(V x, V y) { return x + y; }
@@ -171,18 +193,5 @@ INLINE V isnan_(V x) { return mask(x != x); }
 INLINE V isinf_(V x) { return mask((x == INF) | (x == -INF)); }
 INLINE V tanh_backward_(V g, V y) { return g * (1 - y * y); }
 INLINE V sigmoid_backward_(V g, V y) { return g * (1 - y) * y; }
-
-INLINE M finite(V x) { return x - x == 0; }
-INLINE T absolute(T x) { return x < 0 ? -x : x; }
-INLINE T larger(T x, T y) { return (x > y) | (x != x) ? x : y; }
-INLINE T smaller(T x, T y) { return (x < y) | (x != x) ? x : y; }
-INLINE T sign_of(T x) { return x > 0 ? time_of(1) : x < 0 ? time_of(-1) : time_of(0); }
-INLINE T finite_or(T x, T other) { return x - x == 0 ? x : other; }
-INLINE T widen(V x) { return __builtin_convertvector(x, T); }
-INLINE V narrow(T x) { return __builtin_convertvector(x, V); }
-INLINE M narrow(TM m) { return __builtin_convertvector(m, M); }
-INLINE TM widen(M m) { return __builtin_convertvector(m, TM); }
-INLINE N counts(TM m) { return __builtin_convertvector(m, N); }
-INLINE bool any(TM m) { bool found = false; for (int l = 0; l < W; l++) found |= m[l] != 0; return found; }
-INLINE T power(T x, double p) { T y; for (int l = 0; l < W; l++) y[l] = std::pow(x[l], p); return y; }
 """
+"""Functions that are the same on every machine: of V, a number per sample, and of T, a time per sample."""

@@ -27,10 +27,13 @@ from ..step import PID
 from ..system import expand_like
 from ..tableau import Tableau
 from .build import compiler
+from .build_cuda import has_compiler
 from .driver_cpp import Shape
 from .emit_cpp import program_size
 from .lower import Lowered
-from .run import Kernel, Tape
+from .run import Kernel
+from .run_cpu import CpuKernel
+from .run_cuda import CudaKernel
 from .trace import Graph, Unsupported, Wanted, trace_pullback, trace_slope
 
 MOST_STATES = 64  # elements of a sample's state
@@ -38,6 +41,9 @@ MOST_VALUES = 4096  # elements of all intermediate tensors of a sample, and of i
 MOST_OPERATIONS = 65536  # on numbers, in one evaluation of a sample
 MOST_STATEMENTS = 1000  # operations on tensors: the compiler takes longer for more
 _LIMIT = 64  # plans kept; the least recently used are dropped
+KERNELS: dict[str, type[Kernel]] = {"cpu": CpuKernel, "cuda": CudaKernel}
+"""By the type of device."""
+
 _plans: OrderedDict[Hashable, tuple[Any, Plan | str]] = OrderedDict()
 
 
@@ -75,7 +81,7 @@ def _key(problem: Problem, captures: Captures, wanted: Wanted | None) -> Hashabl
     trained = tuple(places.get(id(tensor)) for tensor in captures.trained)
     options = problem.options
     method = options.tableau, options.dt is None, problem.system.shifted
-    settings = torch_settings(problem.t0.device)
+    settings = torch_settings(problem.t0.device), problem.t0.device
     return identity_of_system(problem.system), leaves, outside, trained, method, wanted, settings
 
 
@@ -89,11 +95,12 @@ def _misfit(problem: Problem, captures: Captures, differentiates: bool) -> str |
     """Why a problem has no kernel, whatever its dynamics are."""
     options, tolerance = problem.options, problem.tolerance
     numbers = (*tolerance.rtol, *tolerance.atol, *tolerance.others)
-    tensors = (*problem.z0, *problem.control, *captures.outside)
+    tensors, device = (*problem.z0, *problem.control, *captures.outside), problem.t0.device
     reasons = (
-        (problem.t0.device.type != "cpu", f"the state is on {problem.t0.device.type}, and kernels are for the CPU yet"),
-        (os.name != "posix", "kernels are compiled on Linux and macOS only"),
-        (compiler() is None, "no C++ compiler was found (g++, clang++, or that of the variable CXX)"),
+        (device.type not in KERNELS, f"the state is on {device.type}, and kernels are for {' and '.join(KERNELS)}"),
+        (device.type == "cpu" and os.name != "posix", "kernels are compiled on Linux and macOS only"),
+        (device.type == "cpu" and compiler() is None, "no C++ compiler was found (g++, clang++, or the variable CXX)"),
+        (device.type == "cuda" and not has_compiler(), "the package cuda-bindings is not installed"),
         (not isinstance(options.tableau, Tableau), f"the method {options.tableau.name} is implicit"),
         (options.shared_step, 'step="batch" couples the samples'),
         (type(options.rule) is not PID, "the step-size rule is not PID"),
@@ -109,7 +116,7 @@ def _misfit(problem: Problem, captures: Captures, differentiates: bool) -> str |
         (any(leaf.is_complex() for leaf in problem.z0), "the state is complex"),
         (any(leaf.dtype != problem.system.dtype for leaf in problem.control), "theta has another dtype than the state"),
         (any(type(it) not in (Tensor, nn.Parameter) for it in tensors), "a tensor of a subclass is used"),
-        (any(it.device.type != "cpu" for it in captures.outside), "a captured tensor is not on the CPU"),
+        (any(it.device != device for it in captures.outside), "a captured tensor is on another device than the state"),
         (sum(_sizes(problem.z0)) > MOST_STATES, f"a sample's state has more than {MOST_STATES} elements"),
         (sum(_sizes(problem.control)) > MOST_VALUES, f"a sample's control has more than {MOST_VALUES} elements"),
         (torch.is_inference_mode_enabled() and differentiates, "inference mode is on"),
@@ -134,13 +141,14 @@ def _make_plan(problem: Problem, captures: Captures, wanted: Wanted | None) -> P
         shifted=system.shifted,
     )
     graph = trace_slope(system, t, z, theta)
-    forward = Kernel(_lower(graph, batch, system.dtype), shape, captures.outside)
+    kernel = KERNELS[problem.t0.device.type]
+    forward = kernel(_lower(graph, batch, system.dtype), shape, captures.outside)
     if wanted is None:
         return Plan(forward, None)
     context = ForwardContext(system, problem.t0.device, captures)
     isolated, stand_ins = for_backward(*isolate_captures(system, captures), context)  # a trace must call no hooks
     graph = trace_pullback(isolated, t, z, theta, wanted, stand_ins, context)
-    backward = Kernel(_lower(graph, batch, system.dtype), shape, stand_ins.outside)
+    backward = kernel(_lower(graph, batch, system.dtype), shape, stand_ins.outside)
     return Plan(forward, backward)
 
 
@@ -167,7 +175,7 @@ class KernelPullback(Pullback):
     """What a compiled solve leaves behind: its tape, and the kernel that walks along it."""
 
     kernel: Kernel = field(kw_only=True)
-    tape: Tape = field(kw_only=True)
+    tape: Any = field(kw_only=True)
 
     def pull(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
         problem, ends = self.problem, self.ends

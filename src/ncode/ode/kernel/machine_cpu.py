@@ -1,0 +1,124 @@
+"""A CPU: a block is as many samples as fit into a vector, chunks of blocks run on threads."""
+
+from __future__ import annotations
+
+import torch
+
+from .driver_cpp import Machine
+from .math_cpp import prelude
+
+
+def _prelude(dtype: torch.dtype, operations: int) -> str:
+    return prelude(dtype) + "#define FUNCTION_MEMBER inline\n"
+
+
+_SETTINGS = """int64_t chunks, threads;
+  void *tape;"""
+
+_MEMORY = """
+struct Place {
+  int64_t first, batch, sample[W];
+  void place(const Settings &p, int64_t block) {
+    first = block * W, batch = p.batch;
+    for (int l = 0; l < W; l++) sample[l] = first + l < p.batch ? first + l : p.batch - 1;
+  }
+};
+static void load(V *to, const real *from, int64_t n, const Place &c) {
+  for (int64_t e = 0; e < n; e++) for (int l = 0; l < W; l++) to[e][l] = from[c.sample[l] * n + e];
+}
+static void store(const V *from, real *to, int64_t n, const Place &c) {
+  for (int l = 0; l < W && c.first + l < c.batch; l++)
+    for (int64_t e = 0; e < n; e++) to[(c.first + l) * n + e] = from[e][l];
+}
+static T times(const double *from, const Place &c) {
+  T found;
+  for (int l = 0; l < W; l++) found[l] = from[c.sample[l]];
+  return found;
+}
+template <class X, class R> static void put(R *to, X values, const Place &c) {
+  for (int l = 0; l < W && c.first + l < c.batch; l++) to[c.first + l] = values[l];
+}
+static void report(const Settings &, N, N, const Place &) {}
+struct Steps {  // of one block: step n of each sample, side by side
+  int32_t count[W] = {};
+  std::vector<double> t, h;
+  std::vector<real> z;
+};
+typedef std::vector<Steps> Tape;
+static void record(const Settings &p, T at, T step, const V *state, TM moved, N, const Place &c) {
+  if (!p.tape) return;
+  Steps &tape = (*(Tape *)p.tape)[c.first / W];
+  for (int l = 0; l < W; l++) if (moved[l]) {
+    size_t n = tape.count[l]++;
+    if ((n + 1) * W > tape.t.size()) tape.t.resize((n + 1) * W), tape.h.resize((n + 1) * W), tape.z.resize((n + 1) * D * W);
+    tape.t[n * W + l] = at[l], tape.h[n * W + l] = step[l];
+    for (int d = 0; d < D; d++) tape.z[(n * D + d) * W + l] = state[d][l];
+  }
+}
+static N recorded(const Settings &p, const Place &c) {
+  const Steps &tape = (*(const Tape *)p.tape)[c.first / W];
+  N count;
+  for (int l = 0; l < W; l++) count[l] = c.first + l < p.batch && p.active[c.first + l] ? tape.count[l] : 0;
+  return count;
+}
+static int32_t most(N count) {
+  int32_t found = 0;
+  for (int l = 0; l < W; l++) if (count[l] > found) found = count[l];
+  return found;
+}
+static void recall(const Settings &p, int32_t n, T *t, T *h, V *z, const Place &c) {
+  const Steps &tape = (*(const Tape *)p.tape)[c.first / W];
+  memcpy(t, &tape.t[(size_t)n * W], sizeof *t);
+  memcpy(h, &tape.h[(size_t)n * W], sizeof *h);
+  memcpy(z, &tape.z[(size_t)n * D * W], D * sizeof *z);
+}
+static TM before(int32_t n, N count) { return __builtin_convertvector(n < count, TM); }
+template <class F> static void run_chunks(int64_t chunks, int64_t threads, F chunk) {
+  if (threads > chunks) threads = chunks;
+  auto work = [&](int64_t first) { for (int64_t i = first; i < chunks; i += threads) chunk(i); };
+  std::vector<std::thread> others;
+  for (int64_t i = 1; i < threads; i++) others.emplace_back(work, i);
+  work(0);
+  for (auto &it : others) it.join();
+}
+"""
+
+_RUN = """
+extern "C" int NAME(const Settings *p) {
+  try {
+    int64_t blocks = (p->batch + W - 1) / W;
+    run_chunks(p->chunks, p->threads, [&](int64_t chunk) {
+      Context *c = new (std::align_val_t(128)) Context();
+      c->prepare(*p);
+      for (int64_t b = blocks * chunk / p->chunks; b < blocks * (chunk + 1) / p->chunks; b++) {
+        c->place(*p, b);
+        NAME_block(*p, *c);
+      }
+      FINISH
+      operator delete(c, std::align_val_t(128));
+    });
+  } catch (const std::exception &) { return 1; }
+  return 0;
+}
+"""
+
+_TAPE = """
+extern "C" void *make_tape(int64_t batch) { return new (std::nothrow) Tape((batch + W - 1) / W); }
+extern "C" void free_tape(void *tape) { delete (Tape *)tape; }
+"""
+
+_FINISH = """for (int e = 0; e < SUMS; e++) {
+        real total = 0;
+        for (int l = 0; l < W; l++) total += c->total[e][l];
+        p->sums[chunk * SUMS + e] = total;
+      }"""
+
+CPU = Machine(
+    name="cpu",
+    prelude=_prelude,
+    settings=_SETTINGS,
+    memory=_MEMORY,
+    run_forward=_RUN.replace("NAME", "solve").replace("FINISH", "") + _TAPE,
+    run_backward=_RUN.replace("NAME", "pull").replace("FINISH", _FINISH),
+    keeps_stages=True,
+)
