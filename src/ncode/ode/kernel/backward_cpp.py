@@ -95,7 +95,7 @@ def _pull_step(lowered: Lowered, shape: Shape, keep: bool, time: bool) -> list[s
     tableau, used, lines = shape.tableau, _used_stages(shape.tableau), []
     for i in used:
         lines += _evaluate(shape, i, f"c.stage[{i if keep else 0}]")
-    lines += ["    LOOP for (int d = 0; d < D; d++) sum[d] = all(0);", "    V dh = all(0), dt = all(0);"]
+    lines += ["    LOOP for (int d = 0; d < D; d++) sum[d] = spread(0);", "    V dh = spread(0), dt = spread(0);"]
     for i in reversed(used):
         stage = f"c.stage[{i if keep else 0}]"
         if not keep and i != used[-1]:
@@ -137,7 +137,7 @@ def _mask(lowered: Lowered, shape: Shape) -> list[str]:
     """Nothing that a sample computes while it stands still may reach a sum: it may be nan."""
     places, views = _staged(lowered, shape), [view for term in lowered.program.terms for view in term.factors]
     sizes = {places[view.buffer]: view.buffer.size for view in views if "s." in places[view.buffer]}
-    lines = [f"      for (int e = 0; e < {n}; e++) {it}[e] = choose(act, {it}[e], all(0));" for it, n in sizes.items()]
+    lines = [f"      for (int e = 0; e < {n}; e++) {it}[e] = choose(act, {it}[e], spread(0));" for it, n in sizes.items()]
     return ["    if (!whole) for (int i = 0; i < S; i++) {", "      Stage &s = c.stage[i];", *lines, "    }"]
 
 
@@ -170,7 +170,7 @@ def _store(program: Program, shape: Shape) -> list[str]:
     for number, control in enumerate(program.own_terms):
         size = shape.controls[control]
         lines.append(f"  store(c.own{number}, p.theta_gradient[{control}], {size}, c);")
-        lines.append(f"  LOOP for (int e = 0; e < {size}; e++) c.own{number}[e] = all(0);")
+        lines.append(f"  LOOP for (int e = 0; e < {size}; e++) c.own{number}[e] = spread(0);")
     return lines
 
 
@@ -188,7 +188,7 @@ _PULL_BEGIN = """
   for (int32_t n = most(count) - 1; n >= 0; n--) {
     TM taken = before(n, count);
     M act = thin(taken);
-    bool whole = !any(not_(taken));
+    bool whole = !some(not_(taken));
     (void)whole;
     T t, h;
     V z[D];

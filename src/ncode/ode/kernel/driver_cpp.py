@@ -69,7 +69,7 @@ def context(lowered: Lowered, shape: Shape, program: Program | None = None, stag
         sums = {f"own{i}": max(term.factors[0].size, 1) for i, term in enumerate(program.own_terms.values())}
         sums["total"] = max(sum(sum_sizes(program)), 1)
         fields += [stages, *(f"V {name}[{size}];" for name, size in sums.items())]
-        lines += [f"LOOP for (int e = 0; e < {size}; e++) {name}[e] = all(0);" for name, size in sums.items()]
+        lines += [f"LOOP for (int e = 0; e < {size}; e++) {name}[e] = spread(0);" for name, size in sums.items()]
     return _CONTEXT.replace("FIELDS", "\n  ".join(fields)).replace("PREPARE", "\n    ".join(lines))
 
 
@@ -108,7 +108,7 @@ def move_states(shape: Shape, function: str, name: str, pointers: str) -> str:
 
 def weighted(row: Sequence[float], name: str = "k[{}][d]") -> str:
     parts = [f"real({w!r}) * {name.format(i)}" for i, w in enumerate(row) if w]
-    return " + ".join(parts) if parts else "all(0)"
+    return " + ".join(parts) if parts else "spread(0)"
 
 
 _SETTINGS = """

@@ -87,7 +87,7 @@ class Printer:
         if operand.buffer in inside:
             return inside[operand.buffer]
         text = f"{self.name(operand.buffer)}[{array_index(operand.offset, table[id(operand)], index)}]"
-        return f"all({text})" if operand.buffer.shared else text
+        return f"spread({text})" if operand.buffer.shared else text
 
     def _load(self, view: View, index: Sequence[int | str]) -> str:
         return f"{self.name(view.buffer)}[{array_index(view.offset, view.strides, index)}]"
@@ -101,7 +101,7 @@ class Printer:
         heads = [f"LOOP for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, source.shape, strict=True)]
         self.lines += [
             " ".join([*heads[:rank], "{"]),
-            f"V r = all({start});",
+            f"V r = spread({start});",
             f"{' '.join(heads[rank:])} r = {join.format(self._load(source, names))};",
             f"{self._load(it.out, names[:rank])} = r;",
             "}",
@@ -216,10 +216,10 @@ def array_index(offset: int, strides: Sequence[int], index: Sequence[int | str])
 
 def _number(value: float) -> str:
     if value != value:
-        return "all(NOT_A_NUMBER)"
+        return "spread(NOT_A_NUMBER)"
     if math.isinf(value):
-        return "all(INF)" if value > 0 else "all(-INF)"
-    return f"all(real({value!r}))"
+        return "spread(INF)" if value > 0 else "spread(-INF)"
+    return f"spread(real({value!r}))"
 
 
 def lane_buffers(statements: Sequence[Statement]) -> list[Buffer]:

@@ -50,9 +50,9 @@ def _slope(lowered: Lowered, shape: Shape) -> str:
 
 def _norm(shape: Shape) -> str:
     """The largest norm of the parts of z."""
-    lines = ["INLINE V norm(const Context &c, const V *e, const V *size) {", "  V largest = all(0);"]
+    lines = ["INLINE V norm(const Context &c, const V *e, const V *size) {", "  V largest = spread(0);"]
     for number, (start, stop) in enumerate(shape.parts):
-        lines.append("  { V sum = all(0);")
+        lines.append("  { V sum = spread(0);")
         lines += [
             f"  LOOP for (int d = {shape.offsets[leaf]}; d < {shape.offsets[leaf + 1]}; d++) {{ V q = e[d] /"
             f" (size[d] * c.rtol[{leaf}] + c.atol[{leaf}]); sum += q * q; }}"
@@ -82,7 +82,7 @@ def _stages(shape: Shape, end: bool) -> list[str]:
 def _attempt(shape: Shape, end: bool) -> str:
     tableau, lines = shape.tableau, []
     if shape.fixed:
-        lines += ["    V ratio = all(0);", "    LOOP for (int d = 0; d < D; d++) ratio += abs_(z1[d] * 0);"]
+        lines += ["    V ratio = spread(0);", "    LOOP for (int d = 0; d < D; d++) ratio += abs_(z1[d] * 0);"]
     else:
         lines.append("    LOOP for (int d = 0; d < D; d++) size[d] = maximum_(abs_(z[d]), abs_(z1[d]));")
         lines.append(f"    LOOP for (int d = 0; d < D; d++) e[d] = hs * ({weighted(tableau.error)});")
@@ -90,7 +90,7 @@ def _attempt(shape: Shape, end: bool) -> str:
         if tableau.error_low:
             lines.append(f"    LOOP for (int d = 0; d < D; d++) e[d] = hs * ({weighted(tableau.error_low)});")
             lines.append("    V other = norm(c, e, size), both = sqrt_(ratio * ratio + real(0.01) * other * other);")
-            lines.append("    ratio = ratio * ratio / maximum_(both, all(SMALLEST));")
+            lines.append("    ratio = ratio * ratio / maximum_(both, spread(SMALLEST));")
     lines.append(_ACCEPT.format(fixed="true" if shape.fixed else "false", last=tableau.stages if end else 0))
     if end:
         lines.append(f"    LOOP for (int d = 0; d < D; d++) first[d] = choose(moved, k[{tableau.stages}][d], first[d]);")
@@ -130,14 +130,14 @@ _BEGIN = """
   T t1 = times(p.span, c), t = time_of(0);
   slope(c, c.clock(t), z, first);
   M sound = not_(M{});
-  LOOP for (int d = 0; d < D; d++) sound &= finite(first[d]);
+  LOOP for (int d = 0; d < D; d++) sound &= is_finite(first[d]);
   TM alive = (t1 != 0) & wide(sound);
   N status = counts((t1 != 0) & not_(wide(sound))) & 3, accepted = {}, rejected = {};
-  V previous = all(1), earlier = all(1);"""
+  V previous = spread(1), earlier = spread(1);"""
 
 
 _LOOP = """
-  for (int64_t attempt = 0; attempt < p.attempts && any(alive); attempt++) {
+  for (int64_t attempt = 0; attempt < p.attempts && some(alive); attempt++) {
     T largest = larger(absolute(t), absolute(t1));
     T reach = absolute(h) * p.stretch;
     if (p.high < UNLIMITED) reach = smaller(reach, time_of(p.high * (1 + 1e-9)));
@@ -155,12 +155,12 @@ _ACCEPT = """
     TM stuck = bad;
     N failure = N{{}} + 2;
     if (!{fixed}) {{
-      V positive = maximum_(ratio, all(real(1e-10))), exponent = log_(positive) * real(p.now);
+      V positive = maximum_(ratio, spread(real(1e-10))), exponent = log_(positive) * real(p.now);
       if (p.before) exponent += log_(previous) * real(p.before);
       if (p.earlier) exponent += log_(earlier) * real(p.earlier);
-      V factor = clamp_(real(p.safety) * exp_(exponent), all(real(p.smallest)), all(real(p.largest)));
-      factor = choose(moved, factor, minimum_(factor, all(real(p.safety))));
-      factor = choose(finite(ratio), factor, all(real(p.smallest)));
+      V factor = clamp_(real(p.safety) * exp_(exponent), spread(real(p.smallest)), spread(real(p.largest)));
+      factor = choose(moved, factor, minimum_(factor, spread(real(p.safety))));
+      factor = choose(is_finite(ratio), factor, spread(real(p.smallest)));
       next = c.limited(h * widen(factor));
       TM tiny = absolute(next) <= 10 * EPSILON * largest;
       if (p.low) {{
@@ -170,7 +170,7 @@ _ACCEPT = """
       }}
       stuck = bad & tiny;
     }}
-    failure = counts(wide(finite(ratio))) ? failure : N{{}} + 3;
+    failure = counts(wide(is_finite(ratio))) ? failure : N{{}} + 3;
     TM done = good & last;
     record(p, t, h, z, good, accepted, c);
     t = done ? t1 : (good ? t + h : t);

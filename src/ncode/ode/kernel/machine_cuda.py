@@ -56,7 +56,7 @@ template <class X> INLINE X over_lanes(X value, bool largest) {  // the sum over
 #endif
   return value;
 }
-INLINE void raise(int32_t *flag, int32_t value, bool largest) {
+INLINE void raise_flag(int32_t *flag, int32_t value, bool largest) {
 #ifdef __CUDACC__
   if (largest) atomicMax(flag, value); else atomicAdd(flag, value);
 #else
@@ -66,8 +66,8 @@ INLINE void raise(int32_t *flag, int32_t value, bool largest) {
 INLINE void report(const Settings &p, N status, N accepted, const Place &c) {
   N failed = over_lanes<N>(c.present && status != 0, false), steps = over_lanes<N>(accepted, true);
   if (threadIdx.x % LANES) return;
-  if (failed) raise(p.flags, failed, false);
-  raise(p.flags + 1, steps, true);
+  if (failed) raise_flag(p.flags, failed, false);
+  raise_flag(p.flags + 1, steps, true);
 }
 INLINE void record(const Settings &p, T t, T h, const V *z, TM moved, N n, const Place &c) {
   if (!moved || !c.present || n >= p.capacity) return;

@@ -68,8 +68,8 @@ typedef double T __attribute__((vector_size(8 * W)));  // times
 typedef int64_t TM __attribute__((vector_size(8 * W)));
 typedef int32_t N __attribute__((vector_size(4 * W)));  // counts
 #define INLINE static inline __attribute__((always_inline))
-INLINE V all(real x) { return V{} + x; }
-INLINE V all(V x) { return x; }
+INLINE V spread(real x) { return V{} + x; }
+INLINE V spread(V x) { return x; }
 #define FUNCTION static
 #define LOOP
 #define EPSILON std::numeric_limits<double>::epsilon()
@@ -82,18 +82,18 @@ static const real INF = std::numeric_limits<real>::infinity(), NOT_A_NUMBER = st
 static const real SMALLEST = std::numeric_limits<real>::min();
 
 INLINE V choose(M m, V a, V b) { return m ? a : b; }
-INLINE V mask(M m) { return m ? all(1) : all(0); }
+INLINE V mask(M m) { return m ? spread(1) : spread(0); }
 INLINE V power_of_two(M n) { return (V)((n + BIAS) << MANTISSA); }
 
 // exp(x) = 2^n (1 + q) with |ln(1 + q)| at most ln(2) / 2
 INLINE V reduced(V x, M *n) {
   V rounded = x * real(1.4426950408889634) + MAGIC;
-  *n = (M)rounded - (M)all(MAGIC);
+  *n = (M)rounded - (M)spread(MAGIC);
   V count = rounded - MAGIC, r = (x - count * LN2_HIGH) - count * LN2_LOW;
   return r * expm1_series(r);
 }
 INLINE V exp_(V x) {
-  x = choose(x > HIGHEST, all(HIGHEST), choose(x < LOWEST, all(LOWEST), x));
+  x = choose(x > HIGHEST, spread(HIGHEST), choose(x < LOWEST, spread(LOWEST), x));
   M n;
   V q = reduced(x, &n);
   M half = n >> 1;
@@ -101,13 +101,13 @@ INLINE V exp_(V x) {
 }
 INLINE V expm1_(V x) {
   M n, far = x > HIGHEST - 2;
-  V q = reduced(choose(far, all(0), choose(x < LOWEST / 2, all(LOWEST / 2), x)), &n), two = power_of_two(n);
+  V q = reduced(choose(far, spread(0), choose(x < LOWEST / 2, spread(LOWEST / 2), x)), &n), two = power_of_two(n);
   return choose(far, exp_(x), two * q + (two - 1));
 }
-INLINE V abs_(V x) { return choose(x < 0, -x, choose(x == 0, all(0), x)); }
+INLINE V abs_(V x) { return choose(x < 0, -x, choose(x == 0, spread(0), x)); }
 INLINE V tanh_(V x) {
   V a = abs_(x);
-  a = choose(a > SATURATED, all(SATURATED), a);
+  a = choose(a > SATURATED, spread(SATURATED), a);
   M n;
   V q = reduced(2 * a, &n), two = power_of_two(n), e = two * q + (two - 1), y = e / (e + 2);
   return choose(x < 0, -y, choose(x == 0, x, y));
@@ -117,10 +117,10 @@ INLINE V log_(V x) {
   M tiny = x < SMALLEST;
   V scaled = choose(tiny, x * real(1ull << 54), x);
   M bits = (M)scaled, e = (bits - SQRT_HALF) >> MANTISSA;
-  V m = (V)(bits - (e << MANTISSA)), count = __builtin_convertvector(e, V) - choose(tiny, all(54), all(0));
+  V m = (V)(bits - (e << MANTISSA)), count = __builtin_convertvector(e, V) - choose(tiny, spread(54), spread(0));
   V f = m - 1, s = f / (m + 1), z = s * s;
   V y = count * LN2_HIGH + (2 * s + (s * z * log_series(z) + count * LN2_LOW));
-  y = choose(x == 0, all(-INF), choose(x < 0, all(NOT_A_NUMBER), y));
+  y = choose(x == 0, spread(-INF), choose(x < 0, spread(NOT_A_NUMBER), y));
   return choose((x == INF) | (x != x), x, y);
 }
 INLINE V log1p_(V x) {
@@ -139,7 +139,7 @@ EACH(log10_, std::log10) EACH(floor_, std::floor) EACH(ceil_, std::ceil) EACH(tr
 EACH(round_, std::nearbyint)
 EACH2(pow_, std::pow) EACH2(atan2_, std::atan2)
 
-INLINE M finite(V x) { return x - x == 0; }
+INLINE M is_finite(V x) { return x - x == 0; }
 INLINE T absolute(T x) { return x < 0 ? -x : x; }
 INLINE T larger(T x, T y) { return (x > y) | (x != x) ? x : y; }
 INLINE T smaller(T x, T y) { return (x < y) | (x != x) ? x : y; }
@@ -152,13 +152,13 @@ INLINE TM wide(M m) { return __builtin_convertvector(m, TM); }
 template <class X> INLINE X not_(X m) { return ~m; }
 INLINE N counts(TM m) { return __builtin_convertvector(m, N); }
 INLINE T number_of(N n) { return __builtin_convertvector(n, T); }
-INLINE bool any(TM m) { bool found = false; for (int l = 0; l < W; l++) found |= m[l] != 0; return found; }
+INLINE bool some(TM m) { bool found = false; for (int l = 0; l < W; l++) found |= m[l] != 0; return found; }
 INLINE T power(T x, double p) { T y; for (int l = 0; l < W; l++) y[l] = std::pow(x[l], p); return y; }
 """
 
 COMMON = r"""
 INLINE V copy_(V x) { return x; }
-INLINE V one_(V) { return all(1); }
+INLINE V one_(V) { return spread(1); }
 INLINE V add_(V x, V y) { return x + y; }
 INLINE V sub_(V x, V y) { return x - y; }
 INLINE V mul_(V x, V y) { return x * y; }
@@ -172,8 +172,8 @@ INLINE V square_(V x) { return x * x; }
 INLINE V cube_(V x) { return x * x * x; }
 INLINE V reciprocal_(V x) { return 1 / x; }
 INLINE V rsqrt_(V x) { return 1 / sqrt_(x); }
-INLINE V relu_(V x) { return choose(x < 0, all(0), x); }
-INLINE V sign_(V x) { return choose(x > 0, all(1), choose(x < 0, all(-1), all(0))); }
+INLINE V relu_(V x) { return choose(x < 0, spread(0), x); }
+INLINE V sign_(V x) { return choose(x > 0, spread(1), choose(x < 0, spread(-1), spread(0))); }
 // nan if one of them is
 INLINE V maximum_(V x, V y) { return choose((x > y) | (x != x), x, y); }
 INLINE V minimum_(V x, V y) { return choose((x < y) | (x != x), x, y); }

@@ -76,7 +76,7 @@ typedef int32_t N;  // counts
 #else
 #define INLINE static inline
 #endif
-INLINE V all(real x) { return x; }
+INLINE V spread(real x) { return x; }
 INLINE T time_of(double x) { return x; }
 #define EPSILON 2.220446049250313e-16
 #define UNLIMITED (1.0 / 0.0)
@@ -96,7 +96,7 @@ INLINE V sigmoid_(V x) { return 1 / (1 + exp(-x)); }
 INLINE V round_(V x) { return nearbyint(x); }
 INLINE V pow_(V x, V y) { return pow(x, y); }
 INLINE V atan2_(V x, V y) { return atan2(x, y); }
-INLINE M finite(V x) { return x - x == 0; }
+INLINE M is_finite(V x) { return x - x == 0; }
 INLINE T absolute(T x) { return fabs(x); }
 INLINE T larger(T x, T y) { return (x > y) | (x != x) ? x : y; }
 INLINE T smaller(T x, T y) { return (x < y) | (x != x) ? x : y; }
@@ -108,6 +108,6 @@ INLINE TM wide(M m) { return m; }
 INLINE M thin(TM m) { return m; }
 INLINE N counts(TM m) { return m ? -1 : 0; }
 INLINE T number_of(N n) { return n; }
-INLINE bool any(TM m) { return m; }
+INLINE bool some(TM m) { return m; }
 INLINE T power(T x, double p) { return pow(x, p); }
 """

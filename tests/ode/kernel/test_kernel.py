@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -13,7 +13,10 @@ from torch.utils import _pytree as pytree
 
 import ncode
 from ncode import InputError, Status
+from ncode.ode.kernel import plan
 from ncode.ode.kernel.build import compiler
+
+from .machines import MACHINES, ThreadsOnCpu
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 BATCH = 19  # more than one block of samples, and the last one not full
@@ -31,11 +34,30 @@ class Case(NamedTuple):
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return _draw(torch.randn, shape, seed)
 
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:
-    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return _draw(torch.rand, shape, seed)
+
+
+def _draw(function: Callable[..., Tensor], shape: Sequence[int], seed: int) -> Tensor:
+    """The same numbers on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = function(*shape, generator=generator, dtype=torch.float64, device="cpu")
+    return drawn.to(torch.get_default_device())
+
+
+@pytest.fixture(params=MACHINES)
+def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a test on every machine."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    if request.param == "threads":
+        monkeypatch.setitem(plan.KERNELS, "cpu", ThreadsOnCpu)
+        monkeypatch.setattr(plan, "_plans", type(plan._plans)())
+    with torch.device("cuda" if request.param == "cuda" else "cpu"):
+        yield request.param
 
 
 def lorenz() -> Case:
@@ -104,7 +126,7 @@ def own_times() -> Case:
 
 
 def backward_in_time() -> Case:
-    return Case(lambda t, x, _: x.cos() + t[:, None], normal(BATCH, 2), t0=1.5, t1=torch.tensor(-0.5).double())
+    return Case(lambda t, x, _: x.cos() + t[:, None], normal(BATCH, 2), t0=1.5, t1=torch.tensor(-0.5, dtype=torch.float64))
 
 
 def fixed_steps() -> Case:
@@ -200,11 +222,13 @@ def assert_same(found: Any, expected: Any, tolerance: float = 1e-9) -> None:
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+@pytest.mark.usefixtures("machine")
 def test_a_kernel_solves_as_eager_does(make: Callable[[], Case]) -> None:
     assert_same(run(make(), "kernel"), run(make(), False))
 
 
 @pytest.mark.parametrize("make", [shared_network, own_weights, closed_loop, uneven], ids=lambda make: make.__name__)
+@pytest.mark.usefixtures("machine")
 def test_a_kernel_works_in_single_precision(make: Callable[[], Case]) -> None:
     single = torch.float32
     case = make()
@@ -237,6 +261,7 @@ def blow_up() -> Case:
     ],
     ids=str,
 )
+@pytest.mark.usefixtures("machine")
 def test_failures_are_those_of_eager(more: dict[str, Any]) -> None:
     found, expected = run(blow_up(), "kernel", **more), run(blow_up(), False, **more)
     assert not expected[0].ok.all()
@@ -250,6 +275,7 @@ def test_failures_are_those_of_eager(more: dict[str, Any]) -> None:
     torch.testing.assert_close(found[0].x[rows], expected[0].x[rows], rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_state_where_the_slope_is_not_finite_fails_and_spoils_no_gradient() -> None:
     scale = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
     x0 = torch.linspace(-0.2, 2.0, BATCH, dtype=torch.float64)[:, None]
@@ -260,6 +286,7 @@ def test_a_state_where_the_slope_is_not_finite_fails_and_spoils_no_gradient() ->
     assert torch.isfinite(found[1][-1])
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_stiff_problem_that_runs_out_of_steps_is_called_stiff() -> None:
     case = Case(lambda t, x, _: -1e5 * (x - t.cos()[:, None]), normal(2, 1), options={"throw": False, "max_steps": 200})
     sol, eager = (run(case, compile)[0] for compile in ("kernel", False))
@@ -268,12 +295,14 @@ def test_a_stiff_problem_that_runs_out_of_steps_is_called_stiff() -> None:
 
 
 @pytest.mark.parametrize("name", list(ncode.ode.METHODS))
+@pytest.mark.usefixtures("machine")
 def test_all_explicit_methods_have_kernels(name: str) -> None:
     options: dict[str, Any] = {"method": name, "dt": 0.1 if not ncode.ode.METHODS[name].adaptive else None}
     case = Case(lambda t, x, _: x.tanh() - t[:, None], normal(3, 1), options=options)
     assert_same(run(case, "kernel"), run(case, False))
 
 
+@pytest.mark.usefixtures("machine")
 def test_functions_are_exact_to_a_few_units_in_the_last_place() -> None:
     smooth = ["exp", "expm1", "log", "log1p", "tanh", "sigmoid", "softplus", "sin", "cos", "erf"]
     names = [*smooth, "sqrt", "rsqrt", "reciprocal", "atan"]
@@ -404,6 +433,7 @@ def test_sums_do_not_depend_on_the_speed_of_threads() -> None:
         torch.testing.assert_close(a, c, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_hook_on_a_parameter_sees_the_whole_gradient_once() -> None:
     weight, seen = normal(2, 2).requires_grad_(), []
     weight.register_hook(seen.append)
@@ -412,19 +442,19 @@ def test_a_hook_on_a_parameter_sees_the_whole_gradient_once() -> None:
     assert torch.equal(seen[0], weight.grad)
 
 
-SQUARE = normal(5, 5, seed=11).requires_grad_()
-
-
 @pytest.mark.parametrize(
     "f",
     [
-        lambda t, x, _: torch.tanh(x @ SQUARE) @ SQUARE.T - x.T.sin().T,
-        lambda t, x, _: x @ (SQUARE @ SQUARE).tanh() + SQUARE[0].exp() * SQUARE.mean(),
+        lambda x, w: torch.tanh(x @ w) @ w.T - x.T.sin().T,
+        lambda x, w: x @ (w @ w).tanh() + w[0].exp() * w.mean(),
     ],
     ids=("used twice", "computed from"),
 )
+@pytest.mark.usefixtures("machine")
 def test_weights_as_large_as_the_batch_are_not_taken_for_samples(f: Callable[..., Any]) -> None:
-    case = Case(f, normal(5, 5), options={"method": "rk4", "dt": 0.25}, trained=(SQUARE,))
+    weight = normal(5, 5, seed=11).requires_grad_()
+    options = {"method": "rk4", "dt": 0.25}
+    case = Case(lambda t, x, _: f(x, weight), normal(5, 5), options=options, trained=(weight,))
     assert_same(run(case, "kernel"), run(case, False))
 
 
