@@ -17,7 +17,7 @@ from .chain import check_jumps, gather, solve_chain
 from .events import Event, check_events
 from .gradients.function import Outputs
 from .methods import Method
-from .options import SolveOptions
+from .options import make_options
 from .problem import Callback, Problem, make_problem
 from .solution import DenseOutput, EventRecord, Solution, Stats
 from .solver import Solved, solve_planned, solve_problem
@@ -187,7 +187,7 @@ def solve(
     >>> sol.status[0].name
     'OK'
     """
-    options = SolveOptions(
+    options = make_options(
         method=method,
         rtol=rtol,
         atol=atol,
@@ -264,12 +264,19 @@ def _make_solution(problem: Problem, theta: Control, solved: Solved, events: tup
         thetas=thetas,
         stats=stats,
         codes=codes,
-        t=torch.where(reached == problem.span, problem.t1, problem.t0 + reached).detach(),
+        t=_times_reached(problem, solved),
         steps=None if steps is None else _absolute_times(problem, steps),
         dense=DenseOutput(problem.t0, *times, outputs.states, outputs.powers) if times is not None else None,
         interval=(problem.t0.detach(), problem.t1.detach()) if problem.dense else None,
         events=events,
     )
+
+
+def _times_reached(problem: Problem, solved: Solved) -> Tensor:
+    t0, t1, span = problem.t0.detach(), problem.t1.detach(), problem.span.detach()
+    if solved.failed == 0 and problem.interval is not None:
+        return t1
+    return torch.where(solved.reached == span, t1, t0 + solved.reached)
 
 
 def _absolute_times(problem: Problem, steps: Tensor) -> Tensor:

@@ -4,8 +4,8 @@ The solver's own backward must pass gradients to all parameters, buffers and clo
 nobody should have to list them. `find_captures` evaluates the system once under a function mode that sees every tensor
 which enters a torch function from outside; a walk over the autograd graph adds what such a mode cannot see (scripted or
 compiled code) and tells where the system's own graph ends; `held_by` adds what is used at later times only: what the
-functions' closures, the globals that they name and the objects in them hold. `fingerprint` is a key that changes with
-these values, apart from those of tensors, so that a compiled function is not used beyond what it was compiled for.
+functions' closures, the globals that they name and the objects in them hold. the fingerprint of a `survey` is a key that
+changes with these values, apart from those of tensors, so that a compiled function is not used beyond what it was compiled for.
 """
 
 from __future__ import annotations
@@ -176,26 +176,37 @@ def held_by(function: Any) -> Iterator[Any]:
         queue.extend(child for _, child in children(value))
 
 
-def fingerprint(functions: Sequence[Any]) -> Hashable:
-    """Equal for functions that do the same with equal values: a fresh lambda is nothing new."""
+class Survey(NamedTuple):
+    """What functions hold: a key that is equal for functions that do the same with equal values, and the tensors."""
+
+    fingerprint: Hashable
+    tensors: tuple[Tensor, ...]
+    whole: bool  # whether everything was followed, or only the nearest values
+
+
+def survey(functions: Sequence[Any]) -> Survey:
+    """Follow everything that functions hold: a fresh lambda with equal values has an equal fingerprint."""
     seen: dict[int, int] = {}
-    return tuple(_fingerprint(function, seen) for function in functions)
+    tensors: list[Tensor] = []
+    found = tuple(_fingerprint(function, seen, tensors) for function in functions)
+    return Survey(found, tuple(tensors), len(seen) < _MOST)
 
 
-def _fingerprint(value: Any, seen: dict[int, int]) -> Hashable:
+def _fingerprint(value: Any, seen: dict[int, int], tensors: list[Tensor]) -> Hashable:
     if isinstance(value, _VALUES):
         return type(value), repr(value) if isinstance(value, (float, complex)) else value  # nan is not equal to itself
-    if isinstance(value, Tensor):
-        return "tensor", value.requires_grad  # an argument of the graph: its shape is part of the key
     if id(value) in seen:
         return "again", seen[id(value)]
     seen[id(value)] = len(seen)
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return "tensor", value.requires_grad  # an argument of the graph: its shape is part of the key
     kind: Hashable = value.__code__ if isinstance(value, types.FunctionType) else type(value)
     held = children(value) if len(seen) < _MOST else []
     known = isinstance(value, (nn.Module, types.FunctionType, *_CONTAINERS)) and len(seen) < _MOST
     if not held and not known:
         return kind, id(value)
-    return kind, tuple((name, _fingerprint(child, seen)) for name, child in held)
+    return kind, tuple((name, _fingerprint(child, seen, tensors)) for name, child in held)
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:

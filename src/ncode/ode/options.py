@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -183,3 +183,16 @@ class SolveOptions:
     def as_dict(self) -> dict[str, Any]:
         """All options by name: the keyword arguments of `ncode.solve`."""
         return {it.name: getattr(self, it.name) for it in fields(self)}
+
+
+def make_options(**given: Any) -> SolveOptions:
+    """Options by keyword; those of plain values are checked once, and found again."""
+    if isinstance(given["method"], str) and all(isinstance(given[name], float) for name in ("rtol", "atol")):
+        try:
+            return _known_options(**given)
+        except TypeError:  # a value that has no hash: its own check says what is wrong with it, if anything
+            pass
+    return SolveOptions(**given)
+
+
+_known_options = lru_cache(maxsize=256, typed=True)(SolveOptions)

@@ -123,6 +123,11 @@ class Problem:
                 " solve in float64 (x0.double())"
             )
 
+    def check_values(self) -> None:
+        """Refuse a state or control that is not finite."""
+        system = self.system
+        _check_values(self.z0[: system.states], (*self.z0[system.states : system.shown], *self.control))
+
     @property
     def fixed_count(self) -> int | None:
         """The number of steps, where it is known without reading a tensor."""
@@ -166,7 +171,8 @@ def make_problem(
             _check_implicit(options.tableau.name, leaf)
     leaves, spec = check_control(theta, x0)
     leaves = tuple(map(_trainable, leaves))
-    _check_values(states, leaves)
+    if not options.backend.checks_values:
+        _check_values(states, leaves)
     driven = _check_driven(x0, leaves, spec) if feedback is not None else ()
     time = torch.float32 if x0.device.type == "mps" else torch.float64
     t0_given, t0_all = check_time("t0", t0, x0, time)

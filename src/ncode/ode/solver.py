@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from .captures import Captures, find_captures
 from .events import EventWatch
 from .gradients.adjoint import AdjointPullback
 from .gradients.discrete import DiscretePullback
-from .gradients.function import Ends, ForwardContext, Outputs, Pullback, connect, harmless_state, isolate_captures
+from .gradients.function import Ends, ForwardContext, Outputs, connect, harmless_state, isolate_captures
 from .gradients.unrolled import mask_failed, planned_steps, saved_at_start, unroll
 from .independence import Positions
 from .integrate import Attempt, LoopState, integrate, start_loop
@@ -49,7 +49,9 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     _refuse_mapped((*problem.z0, *problem.theta))
     unrolled = options.gradient == "autograd"
     with torch.set_grad_enabled(torch.is_grad_enabled() and not unrolled), forward_mode_enabled(False):
-        captures = probe(problem, train=torch.is_grad_enabled())
+        train = torch.is_grad_enabled()
+        captures = options.backend.recall(problem, train) if watch is None else None
+        captures = probe(problem, train=train) if captures is None else captures
     _refuse_mapped((*captures.trained, *captures.others))
     leaves = (*problem.z0, *inputs, *captures.trained)
     differentiates = unrolled or (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves))
@@ -67,8 +69,14 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     with torch.no_grad(), forward_mode_enabled(False):
         whole = options.backend.solve_whole(problem, captures, differentiates) if watch is None else None
         if whole is not None:  # its samples are known to be separate
+            if captures.slope:
+                options.backend.remember(problem, captures, train)
             forward = _finish_whole(problem, whole)
         else:
+            if options.backend.checks_values:
+                problem.check_values()
+            if not captures.slope:
+                captures = probe(problem, train=differentiates)
             if not problem.checked:
                 _check_separate(problem, captures, positions, watch)
             forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch)
@@ -88,9 +96,10 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
         if forward.dense is not None and forward.dense.records:
             times, states, powers = _step_times(problem, forward.dense.records), *forward.dense.stacked()
         outputs = Outputs(state.z, forward.saved, states, powers)
-        if differentiates:
-            make = None if whole is None else whole.pullback
-            outputs = _connect(problem, captures, positions, tape, forward, stats, outputs, make)
+        if whole is not None and whole.pullback is not None:
+            outputs = connect(whole.pullback(problem, captures, stats), captures.trained, outputs)
+        elif differentiates:
+            outputs = _connect(problem, captures, positions, tape, forward, stats, outputs)
     return Solved(outputs, stats, state.status, state.t, times, forward.failed, forward.steps)
 
 
@@ -253,6 +262,8 @@ def run_forward(
 
 def _finish_whole(problem: Problem, whole: WholeSolve) -> ForwardResult:
     """The end of a forward pass that a backend ran as a whole."""
+    if whole.failed:
+        problem.check_values()
     state = _finish(problem, whole.state, [leaf.detach() for leaf in problem.theta], whole.failed)
     return ForwardResult(state, whole.nfe, (), None, 0, whole.failed)
 
@@ -291,17 +302,14 @@ def _connect(
     forward: ForwardResult,
     stats: Stats,
     outputs: Outputs,
-    make_pullback: Callable[..., Pullback] | None = None,
 ) -> Outputs:
-    """The outputs with a gradient: "discrete" along a tape, "adjoint" without one, or of a backend's own."""
+    """The outputs with a gradient: "discrete" along a tape, "adjoint" without one."""
     state, context = forward.state, ForwardContext(problem.system, problem.t0.device, captures)
     system, isolated = isolate_captures(problem.system, captures)
     problem = problem if system is problem.system else replace(problem, system=system)
     ends = Ends(state.status, state.t, _kept(problem, state.status), forward.moved)
     common = problem, isolated, ends, stats, context, positions
-    if make_pullback is not None:
-        pullback = make_pullback(*common)
-    elif tape is not None:
+    if tape is not None:
         pullback = DiscretePullback(*common, tape)
     else:
         z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (state.z, forward.saved))

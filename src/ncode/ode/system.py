@@ -91,7 +91,7 @@ class System:
     shifted: bool = False  # whether the last constant is t0
     bounded: bool = False  # whether two constants before it limit the time, so that no stage reaches beyond a jump
     x_spec: pytree.TreeSpec | None = None  # how x's leaves nest; None if x is one tensor
-    memo: dict[str, Hashable] = field(default_factory=dict, repr=False)  # of a backend, for all passes of one solve
+    memo: dict[str, Any] = field(default_factory=dict, repr=False)  # of a backend, for all passes of one solve
 
     @property
     def functions(self) -> tuple[Callable[..., Any] | None, ...]:

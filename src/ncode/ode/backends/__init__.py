@@ -17,9 +17,10 @@ from ..system import RightHandSide
 
 if TYPE_CHECKING:
     from ..captures import Captures
-    from ..gradients.function import Pullback
+    from ..gradients.function import InputGradients, Outputs
     from ..integrate import LoopState
-    from ..problem import Problem
+    from ..problem import Problem, SampleInputs
+    from ..solution import Stats
 
 BACKENDS = ("eager", "inductor", "kernel")
 
@@ -58,7 +59,18 @@ class WholeSolve(NamedTuple):
     state: LoopState
     nfe: Tensor
     failed: int  # number of failed samples
-    pullback: Callable[..., Pullback] | None
+    pullback: Callable[[Problem, Captures, Stats], WholePullback] | None
+
+
+class WholePullback(Protocol):
+    """What a solve that ran as a whole leaves behind for backward."""
+
+    problem: Problem
+    captures: Captures
+
+    def __call__(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
+        """Gradients for z0, for those of the inputs that `needed` marks with True, and for the trained captures."""
+        ...
 
 
 class Backend(ABC):
@@ -82,6 +94,9 @@ class Backend(ABC):
     fuses: bool = False
     """Whether small extra operations inside a function cost nothing."""
 
+    checks_values: bool = False
+    """Whether `solve_whole` fails for samples whose state or control is not finite."""
+
     @abstractmethod
     def run(self, function: TensorFunction, inputs: Any, captures: Sequence[Tensor]) -> Any:
         """Return function(inputs); `captures` are the outside tensors that the user's functions use."""
@@ -101,6 +116,13 @@ class Backend(ABC):
     def bucket_size(self, batch: int, alive: int) -> int:
         """The batch size to continue with when this many samples of a batch are alive, at least `alive`."""
         return alive
+
+    def recall(self, problem: Problem, train: bool) -> Captures | None:
+        """The captures of a problem, without an evaluation, if they are those of an earlier solve; `slope` is empty."""
+        return None
+
+    def remember(self, problem: Problem, captures: Captures, train: bool) -> None:
+        """Keep what `recall` needs, after a solve as a whole."""
 
     def solve_whole(self, problem: Problem, captures: Captures, differentiates: bool) -> WholeSolve | None:
         """The solve as a whole, without `run`; None where the backend cannot do that."""

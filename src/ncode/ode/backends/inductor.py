@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..captures import IsolatedFunction, fingerprint, torch_settings
+from ..captures import IsolatedFunction, Survey, survey, torch_settings
 from ..system import RightHandSide, System, tensors_of
 from . import Backend, TensorFunction
 from .graph import CompiledFunction
@@ -49,7 +49,8 @@ class Inductor(Backend):
 
     def has_changed(self, system: RightHandSide) -> bool:
         assert isinstance(system, System)
-        return system.memo.get("fingerprint") != _fingerprint(system)
+        before = system.memo.get("survey")
+        return before is None or before.fingerprint != _survey(system).fingerprint
 
     def prepare(self, tensor: Tensor) -> Tensor:
         return to_batch_last(tensor)
@@ -97,12 +98,17 @@ def identity_of_system(system: Any) -> Hashable:
     if system is None:
         return None
     assert isinstance(system, System)
-    if "fingerprint" not in system.memo:
-        system.memo["fingerprint"] = _fingerprint(system)
     isolated = any(isinstance(it, IsolatedFunction) for it in system.functions)
     shape = str(system.spec), str(system.x_spec), system.dtype, system.shifted, system.bounded
-    return system.memo["fingerprint"], isolated, *shape
+    return survey_system(system).fingerprint, isolated, *shape
 
 
-def _fingerprint(system: System) -> Hashable:
-    return fingerprint([it.function if isinstance(it, IsolatedFunction) else it for it in system.functions])
+def survey_system(system: System) -> Survey:
+    """What the system's functions hold, found once per solve."""
+    if "survey" not in system.memo:
+        system.memo["survey"] = _survey(system)
+    return system.memo["survey"]
+
+
+def _survey(system: System) -> Survey:
+    return survey([it.function if isinstance(it, IsolatedFunction) else it for it in system.functions])

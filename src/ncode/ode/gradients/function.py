@@ -9,7 +9,7 @@ that other threads could see.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -160,9 +160,7 @@ class ForwardContext:
 
     def check_versions(self) -> None:
         """Refuse captures that were changed since."""
-        for tensor, version in self.watched:
-            if version_of(tensor) != version:
-                raise InputError(CHANGED.format(shape=tuple(tensor.shape)))
+        _refuse_changes(self.watched)
 
     def __enter__(self) -> None:
         self.stack = ExitStack()
@@ -172,6 +170,17 @@ class ForwardContext:
 
     def __exit__(self, *error: object) -> None:
         self.stack.close()
+
+
+def check_versions(captures: Captures) -> None:
+    """Refuse captures that were changed since they were found."""
+    _refuse_changes(zip(captures.others, captures.versions, strict=True))
+
+
+def _refuse_changes(versions: Iterable[tuple[Tensor, int]]) -> None:
+    for tensor, version in versions:
+        if version_of(tensor) != version:
+            raise InputError(CHANGED.format(shape=tuple(tensor.shape)))
 
 
 def _replaced_tensors(functions: Sequence[Any]) -> list[tuple[dict[str, Any], str, Tensor]]:

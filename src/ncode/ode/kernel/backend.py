@@ -9,12 +9,20 @@ from ..backends import WholeSolve
 from ..backends.inductor import Inductor
 from ..captures import Captures
 from ..problem import Problem
-from .plan import KernelPullback, Plan, find_plan
+from .plan import KernelPullback, Plan, find_plan, recall_captures, remember_captures
 from .trace import Unsupported
 
 
 class Fastest(Inductor):
     """A kernel where the solve fits into one, Inductor where not."""
+
+    checks_values = True
+
+    def recall(self, problem: Problem, train: bool) -> Captures | None:
+        return recall_captures(problem, train)
+
+    def remember(self, problem: Problem, captures: Captures, train: bool) -> None:
+        remember_captures(problem, captures, train)
 
     def solve_whole(self, problem: Problem, captures: Captures, differentiates: bool) -> WholeSolve | None:
         found = _solve(problem, captures, differentiates)
@@ -57,5 +65,5 @@ def _run(plan: Plan, problem: Problem, captures: Captures) -> WholeSolve:
         forward.start()
         backward.finish()
     solved = forward.solve(problem, captures, backward is not None)
-    make = None if backward is None else functools.partial(KernelPullback, kernel=backward, tape=solved.tape)
+    make = None if backward is None else functools.partial(KernelPullback, kernel=backward, solved=solved)
     return WholeSolve("kernel", solved.state, solved.nfe, solved.failed, make)

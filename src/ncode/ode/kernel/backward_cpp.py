@@ -5,6 +5,8 @@ Each step is repeated (`primal`, which keeps what its pullback needs) and pulled
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from ..tableau import Tableau
@@ -21,20 +23,25 @@ from .driver_cpp import (
     weighted,
 )
 from .emit_cpp import Printer, array_index, collapse, lane_buffers
-from .ir import Buffer, Program, View, reads
+from .ir import Buffer, Program, Statement, View, reads
 from .lower import Lowered
 
 
-def backward_source(lowered: Lowered, shape: Shape, dtype: torch.dtype, machine: Machine) -> str:
-    """The pullback of a solve, `pull`, along its tape."""
-    program, keep = lowered.program, machine.keeps_stages
+def backward_source(parts: Sequence[Lowered], shape: Shape, dtype: torch.dtype, machine: Machine) -> str:
+    """The pullback of a solve, `pull`, along its tape. `parts`: the pullback of an evaluation, or of a step."""
+    (lowered,) = parts
+    program, whole = lowered.program, lowered.graph.is_step
+    keep = machine.keeps_stages and not whole
     time = lowered.graph.wanted is not None and lowered.graph.wanted.time
-    work = program.operations * shape.tableau.stages * (1 if keep else 2)
-    lines = [machine.prelude(dtype, work), declarations(lowered, shape, machine), _stage(program), machine.memory]
-    lines.append(context(lowered, shape, program, f"Stage stage[{'S' if keep else 1}];"))
-    lines += [_primal(lowered, shape), _adjoint(lowered, shape), _PULL_START, load_controls(shape)]
-    lines += [move_states(shape, "load", "g", "z0"), _PULL_BEGIN]
-    lines += _pull_step(lowered, shape, keep, time)
+    work = program.operations * (1 if whole else shape.evaluations * (1 if keep else 2))
+    lines = [machine.prelude(dtype, work), declarations(parts, shape, machine), _stage(program), machine.memory]
+    lines.append(context(parts, shape, program, f"Stage stage[{'S' if keep else 1}];"))
+    if whole:
+        lines += [_adjoint(lowered, shape, [*program.statements, *program.adjoint])]
+    else:
+        lines += [_primal(lowered, shape), _adjoint(lowered, shape, program.adjoint)]
+    lines += [_PULL_START, load_controls(shape), move_states(shape, "load", "g", "z0"), _PULL_BEGIN]
+    lines += _pull_whole_step(lowered, shape) if whole else _pull_step(lowered, shape, keep, time)
     lines += [_PULL_UPDATE, _PULL_TIMES if time else "", "  }", *_store(program, shape)]
     lines += [move_states(shape, "store", "g", "z1"), _PULL_END, machine.run_backward]
     return "\n".join(lines)
@@ -51,7 +58,7 @@ def _crossing(program: Program) -> list[Buffer]:
 
 def _stage(program: Program) -> str:
     fields = [f"V {buffer.name}[{max(buffer.size, 1)}];" for buffer in _crossing(program)]
-    return "\n  ".join(["struct Stage {", "V t[1], z[D], g[D];", *fields]) + "\n};"
+    return "\n  ".join(["struct Stage {", "V t[1], h[1], z[D], g[D];", *fields]) + "\n};"
 
 
 def _staged(lowered: Lowered, shape: Shape) -> dict[Buffer, str]:
@@ -66,14 +73,15 @@ def _primal(lowered: Lowered, shape: Shape) -> str:
     return _function("primal", "V *k", printer)
 
 
-def _adjoint(lowered: Lowered, shape: Shape) -> str:
+def _adjoint(lowered: Lowered, shape: Shape, statements: Sequence[Statement]) -> str:
     program = lowered.program
-    results = [view.buffer for view in (*program.state_gradients, program.time_gradient) if isinstance(view, View)]
-    printer = Printer(_staged(lowered, shape), results)
-    printer.block(program.adjoint)
+    single = (*program.state_gradients, program.time_gradient, program.size_gradient)
+    printer = Printer(_staged(lowered, shape), [view.buffer for view in single if isinstance(view, View)])
+    printer.block(statements)
     print_results(printer, "m", program.state_gradients, shape)
     printer.copy("tau", program.time_gradient, ())
-    return _function("adjoint", "V *m, V *tau", printer)
+    printer.copy("eta", program.size_gradient, ())
+    return _function("adjoint", "V *m, V *tau, V *eta", printer)
 
 
 def _function(name: str, arguments: str, printer: Printer) -> str:
@@ -92,7 +100,8 @@ def _used_stages(tableau: Tableau) -> list[int]:
 
 def _pull_step(lowered: Lowered, shape: Shape, keep: bool, time: bool) -> list[str]:
     """One step again, stage by stage, and its pullback, last stage first."""
-    tableau, used, lines = shape.tableau, _used_stages(shape.tableau), []
+    assert isinstance(shape.tableau, Tableau)
+    used, lines = _used_stages(shape.tableau), []
     for i in used:
         lines += _evaluate(shape, i, f"c.stage[{i if keep else 0}]")
     lines += ["    LOOP for (int d = 0; d < D; d++) sum[d] = spread(0);", "    V dh = spread(0), dt = spread(0);"]
@@ -108,9 +117,23 @@ def _pull_step(lowered: Lowered, shape: Shape, keep: bool, time: bool) -> list[s
     return lines
 
 
+def _pull_whole_step(lowered: Lowered, shape: Shape) -> list[str]:
+    """The pullback of a step that was traced as a whole."""
+    return [
+        "    LOOP for (int d = 0; d < D; d++) c.stage[0].z[d] = z[d], c.stage[0].g[d] = g[d];",
+        "    c.stage[0].t[0] = c.clock(t), c.stage[0].h[0] = hs;",
+        "    adjoint(c, c.stage[0], m[0], &tau, &eta);",
+        "    LOOP for (int d = 0; d < D; d++) sum[d] = m[0][d] - g[d];",
+        "    V dh = eta, dt = tau;",
+        *_mask(lowered, shape, "1"),
+        *_accumulate(lowered, shape, ["c.stage[0]"]),
+    ]
+
+
 def _evaluate(shape: Shape, i: int, stage: str) -> list[str]:
     """The slope k of a stage, and what its pullback needs."""
     tableau = shape.tableau
+    assert isinstance(tableau, Tableau)
     total = f"z[d] + hs * ({weighted(tableau.a[i])})" if any(tableau.a[i]) else "z[d]"
     return [
         f"    LOOP for (int d = 0; d < D; d++) {stage}.z[d] = {total};",
@@ -120,25 +143,27 @@ def _evaluate(shape: Shape, i: int, stage: str) -> list[str]:
 
 
 def _pull_stage(shape: Shape, i: int, stage: str, time: bool) -> list[str]:
-    tableau, used = shape.tableau, _used_stages(shape.tableau)
+    tableau = shape.tableau
+    assert isinstance(tableau, Tableau)
+    used = _used_stages(tableau)
     later = [(j, tableau.a[j][i]) for j in used if j > i and tableau.a[j][i]]
     parts = [f"real({tableau.b[i]!r}) * g[d]"] * bool(tableau.b[i])
     parts += [f"real({w!r}) * m[{j}][d]" for j, w in later]
     dot = f" dh += u * k[{i}][d];" if time else ""
     lines = [
         f"    LOOP for (int d = 0; d < D; d++) {{ V u = {' + '.join(parts)}; {stage}.g[d] = hs * u;{dot} }}",
-        f"    adjoint(c, {stage}, m[{i}], &tau);",
+        f"    adjoint(c, {stage}, m[{i}], &tau, &eta);",
         f"    LOOP for (int d = 0; d < D; d++) sum[d] += m[{i}][d];",
     ]
     return [*lines, f"    dt += tau; dh += real({tableau.c[i]!r}) * tau;"] if time else lines
 
 
-def _mask(lowered: Lowered, shape: Shape) -> list[str]:
+def _mask(lowered: Lowered, shape: Shape, stages: str = "S") -> list[str]:
     """Nothing that a sample computes while it stands still may reach a sum: it may be nan."""
     places, views = _staged(lowered, shape), [view for term in lowered.program.terms for view in term.factors]
     sizes = {places[view.buffer]: view.buffer.size for view in views if "s." in places[view.buffer]}
     lines = [f"      for (int e = 0; e < {n}; e++) {it}[e] = choose(act, {it}[e], spread(0));" for it, n in sizes.items()]
-    return ["    if (!whole) for (int i = 0; i < S; i++) {", "      Stage &s = c.stage[i];", *lines, "    }"]
+    return [f"    if (!whole) for (int i = 0; i < {stages}; i++) {{", "      Stage &s = c.stage[i];", *lines, "    }"]
 
 
 def _sum_places(program: Program) -> list[str]:
@@ -176,7 +201,7 @@ def _store(program: Program, shape: Shape) -> list[str]:
 
 _PULL_START = """
 FUNCTION void pull_block(const Settings &p, Context &c) {
-  V g[D], k[S][D], m[S][D], sum[D], tau;
+  V g[D], k[S][D], m[S][D], sum[D], tau, eta;
   (void)k, (void)m;
   c.t0 = p.t0 ? times(p.t0, c) : time_of(0);"""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..implicit_tableau import RosenbrockTableau
 from ..tableau import Tableau
 from .emit_cpp import Printer
 from .ir import Buffer, Program, View
@@ -37,34 +38,51 @@ class Shape:
     states: tuple[int, ...]  # elements of each leaf of z
     parts: tuple[tuple[int, int], ...]  # leaves whose errors have one norm: from, to
     controls: tuple[int, ...]  # elements of each constant of a sample
-    tableau: Tableau
+    tableau: Tableau | RosenbrockTableau
     fixed: bool
     shifted: bool  # whether t0 is not 0
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of an attempt."""
+        tableau = self.tableau
+        return tableau.advancing if self.fixed and isinstance(tableau, RosenbrockTableau) else tableau.stages
+
+    @property
+    def backward_evaluations(self) -> int:
+        """Evaluations of the pullback of a step."""
+        tableau = self.tableau
+        return tableau.advancing if isinstance(tableau, RosenbrockTableau) else tableau.stages
 
     @property
     def offsets(self) -> list[int]:
         return [sum(self.states[:i]) for i in range(len(self.states) + 1)]
 
 
-def declarations(lowered: Lowered, shape: Shape, machine: Machine) -> str:
+def declarations(parts: Sequence[Lowered], shape: Shape, machine: Machine) -> str:
     """Sizes, and `Settings`."""
     counts = {
         "D": sum(shape.states),
-        "S": shape.tableau.stages,
+        "S": shape.evaluations,
         "LEAVES": len(shape.states),
         "CONTROLS": max(len(shape.controls), 1),
-        "SHARED": max(len(lowered.shared), 1),
-        "SUMS": sum(sum_sizes(lowered.program)),
+        "SHARED": max(len(shared_buffers(parts)), 1),
+        "SUMS": sum(sum_sizes(parts[0].program)),
     }
     numbers = ", ".join(f"{name} = {count}" for name, count in counts.items())
     return f"enum {{ {numbers} }};\n" + _SETTINGS.replace("MORE", machine.settings)
 
 
-def context(lowered: Lowered, shape: Shape, program: Program | None = None, stages: str = "") -> str:
+def shared_buffers(parts: Sequence[Lowered]) -> list[Buffer]:
+    """The shared tensors of all programs of a source."""
+    return [buffer for part in parts for buffer in part.shared.values()]
+
+
+def context(parts: Sequence[Lowered], shape: Shape, program: Program | None = None, stages: str = "") -> str:
     """What a block of samples reads: shared tensors, its constants, and the settings of the solve."""
-    fields = [f"const real *{buffer.name};" for buffer in lowered.shared.values()]
+    fields = [f"const real *{buffer.name};" for buffer in shared_buffers(parts)]
     fields += [f"V theta{i}[{max(size, 1)}];" for i, size in enumerate(shape.controls)]
-    lines = [f"{buffer.name} = p.shared[{i}];" for i, buffer in enumerate(lowered.shared.values())]
+    lines = [f"{buffer.name} = p.shared[{i}];" for i, buffer in enumerate(shared_buffers(parts))]
     if program is not None:
         sums = {f"own{i}": max(term.factors[0].size, 1) for i, term in enumerate(program.own_terms.values())}
         sums["total"] = max(sum(sum_sizes(program)), 1)
@@ -80,11 +98,12 @@ def sum_sizes(program: Program) -> list[int]:
 
 def places_of(lowered: Lowered, shape: Shape, stage: str = "") -> dict[Buffer, str]:
     """What inputs are called."""
-    inputs, offsets, leaves = lowered.inputs, shape.offsets, len(shape.states)
-    places = {inputs[0]: f"{stage}t"}
-    places |= {inputs[1 + i]: f"({stage}z + {offsets[i]})" for i in range(leaves)}
-    places |= {inputs[1 + leaves + i]: f"c.theta{i}" for i in range(len(shape.controls))}
-    gradients = inputs[1 + leaves + len(shape.controls) :]
+    clocks, offsets, leaves = lowered.graph.clocks, shape.offsets, len(shape.states)
+    places = dict(zip(lowered.inputs[:clocks], (f"{stage}t", f"{stage}h"), strict=False))
+    inputs = lowered.inputs[clocks:]
+    places |= {inputs[i]: f"({stage}z + {offsets[i]})" for i in range(leaves)}
+    places |= {inputs[leaves + i]: f"c.theta{i}" for i in range(len(shape.controls))}
+    gradients = inputs[leaves + len(shape.controls) :]
     places |= {buffer: f"({stage}g + {offsets[i]})" for i, buffer in enumerate(gradients)}
     return places | {buffer: f"c.{buffer.name}" for buffer in lowered.shared.values()}
 

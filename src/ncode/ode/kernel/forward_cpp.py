@@ -5,8 +5,11 @@ Every line of `_ACCEPT` and `_FIRST_STEP` has its counterpart in integrate.py an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from ..tableau import Tableau
 from .driver_cpp import (
     Machine,
     Shape,
@@ -22,22 +25,28 @@ from .emit_cpp import Printer
 from .lower import Lowered
 
 
-def forward_source(lowered: Lowered, shape: Shape, dtype: torch.dtype, machine: Machine) -> str:
-    """A solve, `solve`, that leaves a tape if it is asked to."""
+def forward_source(parts: Sequence[Lowered], shape: Shape, dtype: torch.dtype, machine: Machine) -> str:
+    """A solve, `solve`, that leaves a tape if it is asked to. `parts`: an evaluation, and a step if it is traced."""
     tableau, adaptive = shape.tableau, not shape.fixed
-    end = adaptive and tableau.error_needs_end
-    work = lowered.program.operations * (tableau.stages + 2)
-    lines = [machine.prelude(dtype, work), declarations(lowered, shape, machine), machine.memory]
-    lines += [context(lowered, shape), _slope(lowered, shape), _norm(shape), _FIRST_STEP if adaptive else ""]
-    lines += [_START, load_controls(shape), move_states(shape, "load", "z", "z0"), _BEGIN]
+    work = sum(part.program.operations for part in parts) * (tableau.stages + 2 if len(parts) == 1 else 1)
+    lines = [machine.prelude(dtype, work), declarations(parts, shape, machine), machine.memory, context(parts, shape)]
+    lines += [_slope(parts[0], shape), _norm(shape), _FIRST_STEP if adaptive else ""]
+    lines += [_step(part, shape) for part in parts[1:]]
+    lines += [_START, load_controls(shape), move_states(shape, "load", "z", "z0"), *_check_given(shape), _BEGIN]
     if adaptive:
-        order = tableau.error_order + 1
-        lines.append(f"  T h = c.limited(first_step(c, z, first, t1, {order}));")
+        lines.append(f"  T h = c.limited(first_step(c, z, first, t1, {tableau.error_order + 1}));")
     else:
         lines.append("  T h = p.dt * sign_of(t1);")
-    lines += [_LOOP, *_stages(shape, end), _attempt(shape, end)]
+    lines += [_LOOP, *(_explicit(shape) if isinstance(tableau, Tableau) else _rosenbrock(shape))]
     lines += ["  }", move_states(shape, "store", "z", "z1"), _FINISH, machine.run_forward]
     return "\n".join(lines)
+
+
+def _check_given(shape: Shape) -> list[str]:
+    """Whether the state and the control of a sample are finite."""
+    arrays = [("z", "D"), *((f"c.theta{i}", str(size)) for i, size in enumerate(shape.controls))]
+    loops = [f"  LOOP for (int e = 0; e < {size}; e++) given &= is_finite({name}[e]);" for name, size in arrays]
+    return ["  M given = not_(M{});", *loops]
 
 
 def _slope(lowered: Lowered, shape: Shape) -> str:
@@ -64,38 +73,55 @@ def _norm(shape: Shape) -> str:
     return "\n".join([*lines, "  return largest;", "}"])
 
 
-def _stages(shape: Shape, end: bool) -> list[str]:
-    tableau, lines = shape.tableau, []
-    if end:
-        lines.append("    LOOP for (int d = 0; d < D; d++) k[0][d] = first[d];")
-    else:
-        lines.append("    slope(c, c.clock(t), z, k[0]);")
+def _step(lowered: Lowered, shape: Shape) -> str:
+    """A traced step."""
+    program = lowered.program
+    printer = Printer(places_of(lowered, shape), [view.buffer for view in program.results])
+    printer.block(program.statements)
+    print_results(printer, "z1", program.slopes, shape)
+    print_results(printer, "e", program.errors, shape)
+    printer.copy("singular", program.singular, ())
+    head = "FUNCTION void step(const Context &c, V time, V size, const V *z, V *z1, V *e, V *singular) {"
+    return "\n  ".join([head, "V t[1] = {time}, h[1] = {size};", *printer.lines]) + "\n}"
+
+
+def _rosenbrock(shape: Shape) -> list[str]:
+    lines = ["    V singular;", "    step(c, c.clock(t), hs, z, z1, e, &singular);"]
+    lines += _FIXED_RATIO if shape.fixed else [_SIZE, "    V ratio = norm(c, e, size);"]
+    failed = "    failure = counts(wide(singular != 0)) ? N{} + 6 : failure;"
+    return [*lines, _ACCEPT.format(fixed=str(shape.fixed).lower(), more=failed)]
+
+
+def _explicit(shape: Shape) -> list[str]:
+    tableau = shape.tableau
+    assert isinstance(tableau, Tableau)
+    end = not shape.fixed and tableau.error_needs_end
+    lines = [f"    LOOP for (int d = 0; d < D; d++) k[0][d] = first[d];"] if end else ["    slope(c, c.clock(t), z, k[0]);"]
     for i in range(1, tableau.stages):
         lines.append(f"    LOOP for (int d = 0; d < D; d++) y[d] = z[d] + hs * ({weighted(tableau.a[i])});")
         lines.append(f"    slope(c, c.clock(t + {tableau.c[i]!r} * h), y, k[{i}]);")
     lines.append(f"    LOOP for (int d = 0; d < D; d++) z1[d] = z[d] + hs * ({weighted(tableau.b)});")
     if end:
         lines.append(f"    slope(c, c.clock(t + h), z1, k[{tableau.stages}]);")
+    lines += _FIXED_RATIO if shape.fixed else [_SIZE, *_estimate(tableau)]
+    lines.append(_ACCEPT.format(fixed=str(shape.fixed).lower(), more=""))
+    if end:
+        lines.append(f"    LOOP for (int d = 0; d < D; d++) first[d] = choose(moved, k[{tableau.stages}][d], first[d]);")
     return lines
 
 
-def _attempt(shape: Shape, end: bool) -> str:
-    tableau, lines = shape.tableau, []
-    if shape.fixed:
-        lines += ["    V ratio = spread(0);", "    LOOP for (int d = 0; d < D; d++) ratio += abs_(z1[d] * 0);"]
-    else:
-        lines.append("    LOOP for (int d = 0; d < D; d++) size[d] = maximum_(abs_(z[d]), abs_(z1[d]));")
-        lines.append(f"    LOOP for (int d = 0; d < D; d++) e[d] = hs * ({weighted(tableau.error)});")
-        lines.append("    V ratio = norm(c, e, size);")
-        if tableau.error_low:
-            lines.append(f"    LOOP for (int d = 0; d < D; d++) e[d] = hs * ({weighted(tableau.error_low)});")
-            lines.append("    V other = norm(c, e, size), both = sqrt_(ratio * ratio + real(0.01) * other * other);")
-            lines.append("    ratio = ratio * ratio / maximum_(both, spread(SMALLEST));")
-    lines.append(_ACCEPT.format(fixed="true" if shape.fixed else "false", last=tableau.stages if end else 0))
-    if end:
-        lines.append(f"    LOOP for (int d = 0; d < D; d++) first[d] = choose(moved, k[{tableau.stages}][d], first[d]);")
-    return "\n".join(lines)
+def _estimate(tableau: Tableau) -> list[str]:
+    lines = [f"    LOOP for (int d = 0; d < D; d++) e[d] = hs * ({weighted(tableau.error)});"]
+    lines.append("    V ratio = norm(c, e, size);")
+    if tableau.error_low:
+        lines.append(f"    LOOP for (int d = 0; d < D; d++) e[d] = hs * ({weighted(tableau.error_low)});")
+        lines.append("    V other = norm(c, e, size), both = sqrt_(ratio * ratio + real(0.01) * other * other);")
+        lines.append("    ratio = ratio * ratio / maximum_(both, spread(SMALLEST));")
+    return lines
 
+
+_SIZE = "    LOOP for (int d = 0; d < D; d++) size[d] = maximum_(abs_(z[d]), abs_(z1[d]));"
+_FIXED_RATIO = ["    V ratio = spread(0);", "    LOOP for (int d = 0; d < D; d++) ratio += abs_(z1[d] * 0);"]
 
 _FIRST_STEP = """
 FUNCTION T first_step(const Context &c, const V *z, const V *slope0, T span, int order) {
@@ -129,10 +155,10 @@ FUNCTION void solve_block(const Settings &p, Context &c) {
 _BEGIN = """
   T t1 = times(p.span, c), t = time_of(0);
   slope(c, c.clock(t), z, first);
-  M sound = not_(M{});
+  M sound = given;
   LOOP for (int d = 0; d < D; d++) sound &= is_finite(first[d]);
   TM alive = (t1 != 0) & wide(sound);
-  N status = counts((t1 != 0) & not_(wide(sound))) & 3, accepted = {}, rejected = {};
+  N status = counts(not_(wide(given)) | ((t1 != 0) & not_(wide(sound)))) & 3, accepted = {}, rejected = {};
   V previous = spread(1), earlier = spread(1);"""
 
 
@@ -171,6 +197,7 @@ _ACCEPT = """
       stuck = bad & tiny;
     }}
     failure = counts(wide(is_finite(ratio))) ? failure : N{{}} + 3;
+{more}
     TM done = good & last;
     record(p, t, h, z, good, accepted, c);
     t = done ? t1 : (good ? t + h : t);

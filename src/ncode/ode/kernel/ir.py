@@ -93,16 +93,19 @@ class Term:
 
 @dataclass(eq=False)
 class Program:
-    """One evaluation: statements in order, and where its results lie.
+    """One evaluation, or one step: statements in order, and where its results lie.
 
     `adjoint` holds the statements that depend on the gradient of the slope; the others come first.
     """
 
     statements: list[Statement] = field(default_factory=list)
     adjoint: list[Statement] = field(default_factory=list)
-    slopes: list[Operand] = field(default_factory=list)
+    slopes: list[Operand] = field(default_factory=list)  # of a step: its end
+    errors: list[Operand] = field(default_factory=list)  # of a step
+    singular: Operand = 0.0  # of a step: whether it met a singular matrix
     state_gradients: list[Operand] = field(default_factory=list)  # of the leaves of z
     time_gradient: Operand = 0.0
+    size_gradient: Operand = 0.0  # of a step
     own_terms: dict[int, Term] = field(default_factory=dict)  # of constants of each sample, by their number
     shared_terms: list[Term] = field(default_factory=list)  # summed over samples, for the epilogue of `Lowered`
 
@@ -113,7 +116,8 @@ class Program:
     @property
     def results(self) -> list[View]:
         factors = [view for term in self.terms for view in term.factors]
-        single = (*self.slopes, *self.state_gradients, self.time_gradient)
+        single = (*self.slopes, *self.errors, self.singular)
+        single = (*single, *self.state_gradients, self.time_gradient, self.size_gradient)
         return [*factors, *(it for it in single if isinstance(it, View))]
 
     @property

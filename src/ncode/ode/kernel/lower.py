@@ -19,16 +19,16 @@ from torch import Tensor, fx
 from .ir import Buffer, Contract, Operand, Pointwise, Program, Reduce, Statement, Term, View
 from .operations import IDENTITIES, MASKS, POINTWISE, REDUCTIONS, VIEWS
 from .trace import Graph, Unsupported
-from .values import SAMPLE, Fill, Lane, Mixed, Shared, Summed, example, is_linear, leaves, map_nodes, name_of
+from .values import SAMPLE, Fill, Lane, Mixed, Shared, Summed, example, is_linear, leaves, map_nodes, name_of, simplified
 
 
 class Lowered:
     """A lowered graph: the program, its inputs, and what torch computes before and after it."""
 
-    def __init__(self, graph: Graph, batch: int, dtype: torch.dtype):
-        self.graph, self.batch, self.dtype = graph, batch, dtype
+    def __init__(self, graph: Graph, batch: int, dtype: torch.dtype, name: str = "w"):
+        self.graph, self.batch, self.dtype, self.name = graph, batch, dtype, name
         self.program = Program()
-        self.inputs: list[Buffer] = []  # t, z, theta, and the gradient of the slope
+        self.inputs: list[Buffer] = []  # t (and h), z, theta, and the gradient of the slope or end
         self.shared: dict[tuple[fx.Node, int | None], Buffer] = {}  # a node, and the dimension whose first index counts
         self.sums: list[fx.Node] = []  # the nodes that `program.shared_terms` compute
         self.capture_gradients: list[fx.Node | None] = []
@@ -36,9 +36,13 @@ class Lowered:
         self._env: dict[fx.Node, Any] = {}
         self._adjoint: set[Buffer] = set()
         self._products: dict[Buffer, tuple[View, View]] = {}
+        self._constants: dict[fx.Node, Tensor] = {}  # values that depend on no input and no capture
         graph.module.graph.eliminate_dead_code()  # a sum that was only differentiated, say
         for node in graph.module.graph.nodes:
-            self._env[node] = self._visit(node)
+            self._env[node] = value = self._visit(node)
+            if isinstance(value, Fill) and node not in self._constants:
+                like = example(node)
+                self._constants[node] = torch.full(value.shape, value.value, dtype=like.dtype, device=like.device)
         self.program.drop_unused()
 
     # What torch computes
@@ -60,8 +64,8 @@ class Lowered:
         return value.to(self.dtype).contiguous()
 
     def _evaluate(self, node: fx.Node, env: dict[fx.Node, Any], captures: dict[str, Tensor]) -> Any:
-        if node in env:
-            return env[node]
+        if node in env or node in self._constants:
+            return env.get(node, self._constants.get(node))
         value = self._env[node]
         if isinstance(value, Fill):
             found = torch.full(value.shape, value.value, dtype=example(node).dtype)
@@ -89,6 +93,9 @@ class Lowered:
         if node.target is operator.getitem:
             return args[0][args[1]] if isinstance(args[0], (list, tuple)) else Shared(node)
         name = name_of(node)
+        constant = self._constant(node)
+        if constant is not None:
+            return constant
         mixed = next((it for it in leaves((args, kwargs)) if isinstance(it, Mixed)), None)
         if name in _FACTORIES and (mixed is not None or Lane in kinds):
             number = args[-1] if "full" in name else float("ones" in name)
@@ -107,11 +114,25 @@ class Lowered:
             return self._without_samples(node, name, args)
         return self._lane_operation(node, name, args, kwargs)
 
+    def _constant(self, node: fx.Node) -> Fill | Shared | None:
+        """A value that depends on nothing else, if it is one: a single number where that says it all."""
+        if not isinstance(node.meta.get("val"), Tensor) or any(it not in self._constants for it in node.all_input_nodes):
+            return None
+        args, kwargs = map_nodes((node.args, node.kwargs), self._constants.__getitem__)
+        value = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
+        if not isinstance(value, Tensor) or value.is_complex() or not value.numel():
+            return None
+        self._constants[node] = value
+        first = value.flatten()[0]
+        if bool((value == first).all()):
+            return Fill(float(first), tuple(value.shape))
+        return Shared(node)
+
     def _input(self, node: fx.Node) -> Lane:
         number, seen = len(self.inputs), example(node)
         buffer = Buffer(f"in{number}", math.prod(seen.shape[1:]))
         self.inputs.append(buffer)
-        if number >= 1 + self.graph.states + self.graph.controls:
+        if number >= self.graph.clocks + self.graph.states + self.graph.controls:
             self._adjoint.add(buffer)
         if seen.dtype != self.dtype:
             raise Unsupported(f"an input of type {seen.dtype}")
@@ -239,18 +260,25 @@ class Lowered:
     def _shared(self, node: fx.Node, batch: int) -> View:
         """A shared tensor without the dimension that lies at the place of the batch, if it has it."""
         seen, drop = example(node), batch if batch >= 0 else None
-        if drop is not None and seen.shape[drop] != 1 and seen.stride(drop) != 0:
+        if drop is not None and seen.shape[drop] != 1 and seen.stride(drop) != 0 and not self._has_equal_rows(node, drop):
             raise Unsupported(
                 f"a captured tensor of shape {tuple(seen.shape)} has one row per sample: pass it as theta"
             )
         shape = [size for d, size in enumerate(seen.shape) if d != drop]
         if (node, drop) not in self.shared:
-            self.shared[node, drop] = Buffer(f"w{len(self.shared)}", math.prod(shape), shared=True)
+            self.shared[node, drop] = Buffer(f"{self.name}{len(self.shared)}", math.prod(shape), shared=True)
         return View.whole(self.shared[node, drop], shape)
 
-    def _pointwise(self, node: fx.Node, name: str, args: Any, kwargs: Any = {}) -> Lane:  # noqa: B006
+    def _has_equal_rows(self, node: fx.Node, dim: int) -> bool:
+        value = self._constants.get(node)
+        return value is not None and bool((value == value.narrow(dim, 0, 1)).all())
+
+    def _pointwise(self, node: fx.Node, name: str, args: Any, kwargs: Any = {}) -> Lane | Fill:  # noqa: B006
         shape = example(node).shape
         op, args = POINTWISE[name](args, kwargs) if name in POINTWISE else (name, args)
+        known = simplified(op, args, shape) if self.graph.is_step else None
+        if known is not None:
+            return known
         batch = self._batch_of(args, len(shape), name)
         new = self._new(shape, batch)
         operands = tuple(self._operand(it, shape, batch) for it in args)
@@ -387,13 +415,18 @@ class Lowered:
     def _output(self, results: Sequence[fx.Node | None]) -> None:
         graph, program = self.graph, self.program
         rest = iter(results)
-        states = self.inputs[1 : 1 + graph.states]
-        program.slopes = [self._row(next(rest)) for _ in states]
+        states = range(graph.states)
+        if graph.wanted is None or not graph.is_step:
+            program.slopes = [self._row(next(rest)) for _ in states]
         if graph.wanted is None:
+            if graph.is_step:
+                *errors, singular = rest
+                program.errors, program.singular = [self._row(it) for it in errors], self._row(singular)
             return
         program.state_gradients = [self._row(next(rest)) for _ in states]
         if graph.wanted.time:
             program.time_gradient = self._row(next(rest))
+            program.size_gradient = self._row(next(rest)) if graph.is_step else 0.0
         for number, want in enumerate(graph.wanted.theta):
             if want:
                 self._own_gradient(number, next(rest))

@@ -58,7 +58,7 @@ static void record(const Settings &p, T at, T step, const V *state, TM moved, N,
 static N recorded(const Settings &p, const Place &c) {
   const Steps &tape = (*(const Tape *)p.tape)[c.first / W];
   N count;
-  for (int l = 0; l < W; l++) count[l] = c.first + l < p.batch && p.active[c.first + l] ? tape.count[l] : 0;
+  for (int l = 0; l < W; l++) count[l] = c.first + l < p.batch && (!p.active || p.active[c.first + l]) ? tape.count[l] : 0;
   return count;
 }
 static int32_t most(N count) {

@@ -76,7 +76,7 @@ INLINE void record(const Settings &p, T t, T h, const V *z, TM moved, N n, const
   LOOP for (int d = 0; d < D; d++) p.tape_states[((int64_t)n * D + d) * c.batch + c.sample] = z[d];
 }
 INLINE N recorded(const Settings &p, const Place &c) {
-  return c.present && p.active[c.sample] ? p.accepted[c.sample] : 0;
+  return c.present && (!p.active || p.active[c.sample]) ? p.accepted[c.sample] : 0;
 }
 INLINE int32_t most(N count) { return count; }
 INLINE TM before(int32_t n, N count) { return n < count; }

@@ -17,7 +17,7 @@ from ..problem import Problem
 from ..step import PID
 from ..system import State
 from .backward_cpp import backward_source
-from .driver_cpp import Machine, Shape, sum_sizes
+from .driver_cpp import Machine, Shape, shared_buffers, sum_sizes
 from .forward_cpp import forward_source
 from .lower import Lowered
 
@@ -25,10 +25,10 @@ _POINTERS = "t0 span reached size t0_gradient span_gradient status accepted reje
 _NUMBERS = "dt low high stretch safety smallest largest now before earlier"
 
 
-def _settings_type(lowered: Lowered, shape: Shape, more: Sequence[tuple[str, Any]]) -> type[ctypes.Structure]:
+def _settings_type(shape: Shape, shared: int, more: Sequence[tuple[str, Any]]) -> type[ctypes.Structure]:
     """`Settings` of driver_cpp.py."""
-    leaves, controls, shared = len(shape.states), max(len(shape.controls), 1), max(len(lowered.shared), 1)
-    lists = {"z0": leaves, "theta": controls, "shared": shared, "z1": leaves, "theta_gradient": controls}
+    leaves, controls = len(shape.states), max(len(shape.controls), 1)
+    lists = {"z0": leaves, "theta": controls, "shared": max(shared, 1), "z1": leaves, "theta_gradient": controls}
     fields = [(name, c_void_p * count) for name, count in lists.items()]
     fields += [(name, c_void_p) for name in _POINTERS.split()]
     fields += [(name, c_double * leaves) for name in ("rtol", "atol")]
@@ -88,15 +88,14 @@ class Kernel(ABC):
     machine: Machine
     more_settings: Sequence[tuple[str, Any]]
 
-    def __init__(self, lowered: Lowered, shape: Shape, outside: Sequence[Tensor]):
-        self.lowered, self.shape, self.dtype = lowered, shape, lowered.dtype
-        make_source = forward_source if lowered.graph.wanted is None else backward_source
-        self.source = make_source(lowered, shape, self.dtype, self.machine)
+    def __init__(self, parts: Sequence[Lowered], shape: Shape, outside: Sequence[Tensor]):
+        self.parts, self.shape = tuple(parts), shape
+        self.lowered, self.dtype = parts[0], parts[0].dtype
+        make_source = forward_source if self.lowered.graph.wanted is None else backward_source
+        self.source = make_source(parts, shape, self.dtype, self.machine)
         places = {id(tensor): i for i, tensor in enumerate(outside)}
-        module = lowered.graph.module
-        attributes = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
-        self.names = {it: place for it in attributes if (place := places.get(id(getattr(module, it)))) is not None}
-        self.settings_type = _settings_type(lowered, shape, self.more_settings)
+        self.names = [_names_of_captures(part, places) for part in parts]
+        self.settings_type = _settings_type(shape, len(shared_buffers(parts)), self.more_settings)
 
     @abstractmethod
     def start(self) -> None:
@@ -116,10 +115,11 @@ class Kernel(ABC):
 
     def call(self, problem: Problem, captures: Captures) -> Call:
         call, theta = Call(self.settings_type()), problem.theta
-        named = {name: captures.outside[place] for name, place in self.names.items()}
+        pairs = zip(self.parts, self.names, strict=True)
+        shared = [it for part, names in pairs for it in part.run_prologue(_named(names, captures))]
         controls = [leaf.detach().contiguous() for leaf in problem.control]
         t0 = theta[-1].detach().contiguous() if problem.system.shifted else None
-        call.point(theta=controls, shared=self.lowered.run_prologue(named), t0=t0)
+        call.point(theta=controls, shared=shared, t0=t0)
         call.point(span=problem.span.detach().contiguous())
         tolerance, leaves = problem.tolerance, len(problem.z0)
         rest = leaves - len(tolerance.rtol)
@@ -157,16 +157,16 @@ class Kernel(ABC):
         return Solved(state, nfe, failed, tape)
 
     def pull(
-        self, problem: Problem, captures: Captures, tape: Any, active: Tensor, end: Sequence[Tensor]
+        self, problem: Problem, captures: Captures, tape: Any, active: Tensor | None, end: Sequence[Tensor]
     ) -> Gradients:
-        """The gradients of the inputs, from that of the end; only active samples take part."""
+        """The gradients of the inputs, from that of the end; only active samples take part. Default: all."""
         call, program, batch = self.call(problem, captures), self.lowered.program, problem.batch
         theta, z0 = {i: _like(problem.control[i]) for i in program.own_terms}, tuple(map(_like, problem.z0))
         unused = torch.empty(0)
         everything = [theta.get(i, unused) for i in range(len(problem.control))]
-        t0, span = torch.empty(2, batch, dtype=torch.float64, device=active.device).unbind()
-        call.point(z0=[leaf.contiguous() for leaf in end], z1=z0, theta_gradient=everything, active=active.int())
-        call.point(t0_gradient=t0, span_gradient=span)
+        t0, span = torch.empty(2, batch, dtype=torch.float64, device=problem.t0.device).unbind()
+        call.point(z0=[leaf.contiguous() for leaf in end], z1=z0, theta_gradient=everything)
+        call.point(t0_gradient=t0, span_gradient=span, active=None if active is None else active.int())
         sums = self.run_backward(call, tape)
         if not program.shared_terms:
             return Gradients(z0, theta, t0, span, self._of_captures((), captures))
@@ -176,10 +176,20 @@ class Kernel(ABC):
         )
 
     def _of_captures(self, sums: Sequence[Tensor], captures: Captures) -> list[Tensor | None]:
-        named = {name: captures.outside[place] for name, place in self.names.items()}
         nodes = zip(self.lowered.sums, sums, strict=True)
         shaped = [total.reshape(node.meta["val"].shape) for node, total in nodes]
-        return self.lowered.run_epilogue(shaped, named)
+        return self.lowered.run_epilogue(shaped, _named(self.names[0], captures))
+
+
+def _names_of_captures(part: Lowered, places: dict[int, int]) -> dict[str, int]:
+    """The attributes of a graph that are captures, with their numbers."""
+    module = part.graph.module
+    attributes = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
+    return {it: place for it in attributes if (place := places.get(id(getattr(module, it)))) is not None}
+
+
+def _named(names: dict[str, int], captures: Captures) -> dict[str, Tensor]:
+    return {name: captures.outside[place] for name, place in names.items()}
 
 
 def _like(leaf: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The user's functions as graphs of tensor operations: one evaluation of the system, and its pullback.
+"""The user's functions as graphs of tensor operations: an evaluation of the system, or a step, and its pullback.
 
 Both are traced with the batch of the solve, so that they are what an eager solve would do with it.
 """
@@ -17,6 +17,9 @@ from torch import Tensor, fx
 from ..._torch_private import TorchDispatchMode, core_decompositions, trace
 from ..captures import Captures
 from ..gradients.function import ForwardContext, refuse_unknown
+from ..implicit import RosenbrockStep
+from ..linear_solver import factorise
+from ..linearise import linearise
 from ..system import State, System
 
 _aten = torch.ops.aten
@@ -34,13 +37,24 @@ class Wanted(NamedTuple):
 
 
 class Graph(NamedTuple):
-    """A traced function of (t, z, theta, gradient of the slope); its results are the slope, then gradients."""
+    """A traced function of (t, z, theta): an evaluation, whose result is the slope; or of (t, h, z, theta): a step.
+
+    A pullback is also a function of the gradient of the slope, or of the end of the step. Its results are, in this
+    order: the slope (of an evaluation), the gradients of z, of t (and of h, of a step), of theta and of captures. A
+    step results in its end, its error unless its size is fixed, and whether it met a singular matrix.
+    """
 
     module: fx.GraphModule
     states: int  # leaves of z
     controls: int  # leaves of theta
     wanted: Wanted | None  # of a pullback: the gradients after those of z
     captures: int = 0  # of a pullback: the gradients of captures, last
+    is_step: bool = False
+
+    @property
+    def clocks(self) -> int:
+        """How many of the inputs are times."""
+        return 2 if self.is_step else 1
 
 
 class _RefuseReads(TorchDispatchMode):
@@ -96,6 +110,54 @@ def trace_pullback(
     with torch.no_grad():
         module = _trace(pullback, (t, *z, *control, *z))
     return Graph(module, states, controls, wanted, len(captures.trained))
+
+
+def trace_step(step: RosenbrockStep, t: Tensor, h: Tensor, z: State, control: Sequence[Tensor]) -> Graph:
+    """One step of a Rosenbrock method; its system has no constants besides the control."""
+    states = len(z)
+
+    def advance(*inputs: Tensor) -> list[Tensor]:
+        time, size, at, leaves = inputs[0], inputs[1], inputs[2 : 2 + states], inputs[2 + states :]
+        result = step(time, size, at, leaves)
+        # The same matrix once more, which costs nothing: equal operations are merged.
+        rows = linearise(step.system, leaves, time, at).rows
+        singular = factorise(rows, size * step.tableau.gamma).singular
+        return [*result.z, *(leaf for error in result.errors for leaf in error), singular]
+
+    with torch.no_grad():
+        return Graph(_trace(advance, (t, h, *z, *control)), states, len(control), None, is_step=True)
+
+
+def trace_step_pullback(
+    step: RosenbrockStep,
+    t: Tensor,
+    h: Tensor,
+    z: State,
+    control: Sequence[Tensor],
+    wanted: Wanted,
+    captures: Captures,
+    context: ForwardContext,
+) -> Graph:
+    """The products of the gradient of a step's end with its derivatives."""
+    states, controls = len(z), len(control)
+
+    def pullback(*inputs: Tensor) -> list[Tensor | None]:
+        flags = [wanted.time, wanted.time, *[True] * states, *wanted.theta]
+        leaves = [leaf.detach().requires_grad_(flag) for leaf, flag in zip(inputs, flags, strict=False)]
+        time, size, at, own = leaves[0], leaves[1], tuple(leaves[2 : 2 + states]), leaves[2 + states :]
+        with torch.enable_grad(), context:
+            end = step(time, size, at, own).z
+        sought = [*at, *([time, size] if wanted.time else []), *(leaf for leaf in own if leaf.requires_grad)]
+        refuse_unknown(end, (*leaves, *captures.trained))
+        return list(
+            torch.autograd.grad(
+                end, (*sought, *captures.trained), inputs[2 + states + controls :], allow_unused=True
+            )
+        )
+
+    with torch.no_grad():
+        module = _trace(pullback, (t, h, *z, *control, *z))
+    return Graph(module, states, controls, wanted, len(captures.trained), is_step=True)
 
 
 def _split(system: System, theta: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:

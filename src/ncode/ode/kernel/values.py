@@ -99,6 +99,25 @@ def is_linear(name: str, args: Sequence[Any], rounded: bool = False) -> bool:
     return name in LINEAR and sums[0]
 
 
+def simplified(op: str, args: Sequence[Any], shape: Sequence[int]) -> Lane | Fill | None:
+    """The result of a product with 0 or 1 or of a sum with 0, which Jacobians are full of, without an operation."""
+    numbers = [it.value if isinstance(it, Fill) else it for it in args]
+    zeros = [isinstance(it, (int, float)) and it == 0 for it in numbers]
+    ones = [isinstance(it, (int, float)) and it == 1 for it in numbers]
+    kept = None
+    if (op == "mul" and any(zeros)) or (op == "div" and zeros[0]) or (op in ("neg", "copy") and zeros[0]):
+        return Fill(0.0, tuple(shape))
+    if op == "mul" and any(ones):
+        kept = args[1 if ones[0] else 0]
+    elif op == "add" and any(zeros):
+        kept = args[1 if zeros[0] else 0]
+    elif (op == "sub" and zeros[1]) or (op == "div" and ones[1]):
+        kept = args[0]
+    if isinstance(kept, Lane) and tuple(kept.layout.shape) == tuple(shape):
+        return kept
+    return None
+
+
 def map_nodes(arguments: Any, function: Callable[[fx.Node], Any]) -> Any:
     """Arguments of a node, with the values of the nodes among them."""
     return map_arg(arguments, function)
