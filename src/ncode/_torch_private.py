@@ -28,6 +28,11 @@ def is_symbolic() -> bool:
     return capturing or torch.compiler.is_compiling() or is_transforming()
 
 
+def current_stream(device: int) -> int:
+    """The address of the current CUDA stream of a device; torch.cuda.current_stream makes an object of it."""
+    return torch._C._cuda_getCurrentRawStream(device)
+
+
 def is_traced() -> bool:
     """Whether `trace` records operations."""
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None  # pyright: ignore

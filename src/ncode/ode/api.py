@@ -244,7 +244,7 @@ def solve(
 
 
 def _make_solution(problem: Problem, theta: Control, solved: Solved, events: tuple[EventRecord, ...] = ()) -> Solution:
-    outputs, stats, codes, reached, times, _, steps, control, controls = solved
+    outputs, stats, codes, _, times, _, steps, control, controls = solved
     system, thetas = problem.system, None
     count = 0 if problem.ts is None else problem.ts.shape[1]
     if system.driven:

@@ -4,8 +4,9 @@ The solver's own backward must pass gradients to all parameters, buffers and clo
 nobody should have to list them. `find_captures` evaluates the system once under a function mode that sees every tensor
 which enters a torch function from outside; a walk over the autograd graph adds what such a mode cannot see (scripted or
 compiled code) and tells where the system's own graph ends; `held_by` adds what is used at later times only: what the
-functions' closures, the globals that they name and the objects in them hold. the fingerprint of a `survey` is a key that
-changes with these values, apart from those of tensors, so that a compiled function is not used beyond what it was compiled for.
+functions' closures, the globals that they name and the objects in them hold. The fingerprint of a `survey` is a key
+that changes with these values, apart from those of tensors, so that a compiled function is not used beyond what it was
+compiled for.
 """
 
 from __future__ import annotations

@@ -307,7 +307,7 @@ class AliveCounter:
 
     def send(self, counts: Tensor) -> Callable[[], Counts]:
         """Copy counts to the host; the returned function waits for them."""
-        pinned = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True)
+        pinned = torch.empty(counts.shape, dtype=counts.dtype, pin_memory=True, device="cpu")
         pinned.copy_(counts, non_blocking=True)
         event = torch.cuda.Event()
         event.record()

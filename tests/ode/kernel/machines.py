@@ -30,4 +30,3 @@ class ThreadsOnCpu(CudaKernel):
         self.start()
         name = "solve_on_cpu" if self.lowered.graph.wanted is None else "pull_on_cpu"
         assert getattr(self.building.result(), name)(ctypes.byref(call.settings)) == 0
-

@@ -126,7 +126,9 @@ def own_times() -> Case:
 
 
 def backward_in_time() -> Case:
-    return Case(lambda t, x, _: x.cos() + t[:, None], normal(BATCH, 2), t0=1.5, t1=torch.tensor(-0.5, dtype=torch.float64))
+    return Case(
+        lambda t, x, _: x.cos() + t[:, None], normal(BATCH, 2), t0=1.5, t1=torch.tensor(-0.5, dtype=torch.float64)
+    )
 
 
 def fixed_steps() -> Case:
@@ -168,6 +170,39 @@ def masked_weights() -> Case:
     return Case(f, normal(BATCH, 4), options={"method": "heun", "dt": 0.1}, trained=(weight,))
 
 
+def stiff_reaction() -> Case:
+    def f(t: Tensor, x: Tensor, rates: Tensor) -> Tensor:
+        (a, b, c), (k1, k2, k3) = x.unbind(1), rates.unbind(1)
+        first, second, third = k1 * a, k2 * b * b, k3 * b * c
+        return torch.stack([third - first, first - second - third, second], 1)
+
+    rates = torch.tensor([0.04, 3e7, 1e4], dtype=torch.float64) * (0.3 * normal(BATCH, 3)).exp()
+    x0 = torch.tensor([[1.0, 0.0, 0.0]], dtype=torch.float64).expand(BATCH, 3)
+    # Over a short time: of a long one, gradients are as exact as the elimination, which differs from LAPACK's.
+    return Case(f, x0, t1=10.0, options={"theta": rates, "method": "rodas5p", "atol": 1e-10})
+
+
+def stiff_in_time() -> Case:
+    torch.manual_seed(3)
+    net = nn.Linear(2, 2).double()
+    t1 = 1 + uniform(BATCH, seed=4)
+
+    def f(t: Tensor, x: Tensor, _: Any) -> Tensor:
+        return -50 * (x - t.cos()[:, None]) + net(x).tanh()
+
+    def cost(t: Tensor, x: Tensor, _: Any) -> Tensor:
+        return x.square().sum(1)
+
+    options = {"method": "rosenbrock23", "cost": cost, "rtol": 1e-4}
+    return Case(f, normal(BATCH, 2), t0=0.5, t1=t1, options=options, trained=tuple(net.parameters()))
+
+
+def stiff_closed_loop() -> Case:
+    options = {"theta": normal(BATCH, 2, seed=4), "method": "rodas5p", "dt": 0.25}
+    options["feedback"] = lambda t, x, theta: -20 * (theta - x.sin())
+    return Case(lambda t, x, theta: theta * x.cos() - 30 * x, normal(BATCH, 2), options=options)
+
+
 CASES = (
     lorenz,
     shared_network,
@@ -181,6 +216,9 @@ CASES = (
     nested,
     hamiltonian,
     masked_weights,
+    stiff_reaction,
+    stiff_in_time,
+    stiff_closed_loop,
 )
 
 
@@ -227,7 +265,9 @@ def test_a_kernel_solves_as_eager_does(make: Callable[[], Case]) -> None:
     assert_same(run(make(), "kernel"), run(make(), False))
 
 
-@pytest.mark.parametrize("make", [shared_network, own_weights, closed_loop, uneven], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [shared_network, own_weights, closed_loop, uneven, stiff_in_time], ids=lambda make: make.__name__
+)
 @pytest.mark.usefixtures("machine")
 def test_a_kernel_works_in_single_precision(make: Callable[[], Case]) -> None:
     single = torch.float32
@@ -387,7 +427,7 @@ def by_value(t: Tensor, x: Tensor, _: Any) -> Tensor:
         (lambda t, x, _: -x, {"save_at": [0.5]}, "save_at"),
         (lambda t, x, _: -x, {"dense": True}, "dense output"),
         (lambda t, x, _: -x, {"step": "batch"}, "couples the samples"),
-        (lambda t, x, _: -x, {"method": "rodas5p"}, "implicit"),
+        (lambda t, x, _: -x, {"method": "auto"}, "the method auto has no kernel"),
         (lambda t, x, _: -x, {"rtol": torch.tensor([1e-3, 1e-4])}, "rtol or atol is a tensor"),
         (lambda t, x, _: -x, {"gradient": "adjoint"}, "adjoint"),
     ],
@@ -417,6 +457,64 @@ def test_new_values_of_captures_are_used_and_a_changed_number_compiles_anew() ->
         settings["power"] = power
         sol, eager = (ncode.solve(f, normal(4, 2), 0.0, 1.0, compile=compile) for compile in ("kernel", False))
         torch.testing.assert_close(sol.x, eager.x, rtol=1e-12, atol=1e-12)
+
+
+def test_a_known_function_is_not_evaluated_again_and_new_tensors_are_found() -> None:
+    calls = []
+
+    class Field(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(2, 2).double()
+
+        def forward(self, t: Tensor, x: Tensor, _: Any) -> Tensor:
+            calls.append(len(x))
+            return self.linear(x).tanh()
+
+    field = Field()
+
+    def gradient(compile: Any) -> list[Tensor]:
+        sol = ncode.solve(field, normal(4, 2), 0.0, 1.0, compile=compile)
+        return [sol.x.detach(), *torch.autograd.grad(sol.x.sum(), tuple(field.parameters()))]
+
+    gradient("kernel")
+    calls.clear()
+    gradient("kernel")
+    assert not calls
+    field.linear.weight = nn.Parameter(normal(2, 2, seed=5))  # another tensor at the same place
+    for a, b in zip(gradient("kernel"), gradient(False), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_tensors_that_become_one_are_told_apart_from_two() -> None:
+    first, second = normal(2, 2).requires_grad_(), normal(2, 2, seed=1).requires_grad_()
+    for held in ([first, first], [first, second], [second, first]):
+        found = []
+        for compile in ("kernel", False):
+            sol = ncode.solve(
+                lambda t, x, _, w=held: x @ w[0] - x.sin() @ w[1], normal(5, 2), 0.0, 1.0, compile=compile
+            )
+            found.append([sol.x.detach(), *torch.autograd.grad(sol.x.sum(), (first, second), allow_unused=True)])
+        for a, b in zip(*found, strict=True):
+            assert (a is None) == (b is None)
+            if a is not None:
+                torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("name", ["x0", "theta"])
+@pytest.mark.parametrize("t1", [0.0, 1.0])
+def test_values_that_are_not_finite_are_refused(name: str, t1: float) -> None:
+    given = {"x0": normal(4, 2), "theta": normal(4, 2)}
+    given[name][2, 1] = torch.nan
+    with pytest.raises(InputError, match=f"{name} is not finite in 1 of 4 samples: 2"):
+        ncode.solve(lambda t, x, _: -x, given["x0"], 0.0, t1, theta=given["theta"], compile="kernel")
+
+
+def test_a_tape_that_is_too_short_is_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(plan.KERNELS, "cpu", ThreadsOnCpu)
+    monkeypatch.setattr(plan, "_plans", type(plan._plans)())
+    monkeypatch.setattr("ncode.ode.kernel.run_cuda._FIRST_CAPACITY", 2)
+    assert_same(run(uneven(), "kernel"), run(uneven(), False))
 
 
 def test_sums_do_not_depend_on_the_speed_of_threads() -> None:

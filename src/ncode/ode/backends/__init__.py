@@ -121,7 +121,7 @@ class Backend(ABC):
         """The captures of a problem, without an evaluation, if they are those of an earlier solve; `slope` is empty."""
         return None
 
-    def remember(self, problem: Problem, captures: Captures, train: bool) -> None:
+    def remember(self, problem: Problem, captures: Captures, train: bool) -> None:  # noqa: B027
         """Keep what `recall` needs, after a solve as a whole."""
 
     def solve_whole(self, problem: Problem, captures: Captures, differentiates: bool) -> WholeSolve | None:

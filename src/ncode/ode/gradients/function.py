@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..._torch_private import backward_keeps_graph, has_other_ranks
 from ...errors import InputError, Status
+from ..backends import WholePullback
 from ..captures import Captures, IsolatedFunction, autocast_modes, held_by
 from ..independence import Positions
 from ..problem import Problem, SampleInputs, all_finite
@@ -322,7 +323,7 @@ def inner_product(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
 
 class _SolveFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pullback: Pullback, outputs: Outputs, *inputs: Tensor) -> Any:
+    def forward(ctx: Any, pullback: Pullback | WholePullback, outputs: Outputs, *inputs: Tensor) -> Any:
         problem, ctx.pullback = pullback.problem, pullback
         ctx.lengths, ctx.counts = [len(part) for part in outputs], (len(problem.z0), len(problem.theta))
         ctx.save_for_backward(*inputs)  # so that torch notices if one is changed before backward
@@ -337,7 +338,7 @@ class _SolveFunction(torch.autograd.Function):
         needs = ctx.needs_input_grad[2:]
         theta = slice(states, states + controls)
         saved = ctx.saved_tensors  # read once: under activation checkpointing they are recomputed at each reading
-        pullback: Pullback = ctx.pullback
+        pullback: Pullback | WholePullback = ctx.pullback
         trained, has_ts = pullback.captures.trained, pullback.problem.ts is not None
         span, *ts = needs[theta.stop : theta.stop + 1 + has_ts]
         needed = SampleInputs(tuple(needs[theta]), span, ts[0] if has_ts else None)
@@ -354,7 +355,7 @@ class _SolveFunction(torch.autograd.Function):
         return None, None, *forbid_double_backward(_SECOND_DERIVATIVE, (*saved, *grads), got)
 
 
-def connect(pullback: Pullback, trained: Sequence[Tensor], outputs: Outputs) -> Outputs:
+def connect(pullback: Pullback | WholePullback, trained: Sequence[Tensor], outputs: Outputs) -> Outputs:
     """The outputs as differentiable functions of all inputs of the solve.
 
     `trained` are the captures that the pullback, which may have stand-ins for them, returns gradients for.

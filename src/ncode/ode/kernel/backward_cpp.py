@@ -21,6 +21,7 @@ from .driver_cpp import (
     print_results,
     sum_sizes,
     weighted,
+    work_of,
 )
 from .emit_cpp import Printer, array_index, collapse, lane_buffers
 from .ir import Buffer, Program, Statement, View, reads
@@ -33,7 +34,7 @@ def backward_source(parts: Sequence[Lowered], shape: Shape, dtype: torch.dtype, 
     program, whole = lowered.program, lowered.graph.is_step
     keep = machine.keeps_stages and not whole
     time = lowered.graph.wanted is not None and lowered.graph.wanted.time
-    work = program.operations * (1 if whole else shape.evaluations * (1 if keep else 2))
+    work = work_of(parts, shape, 1 if whole else shape.evaluations * (1 if keep else 2))
     lines = [machine.prelude(dtype, work), declarations(parts, shape, machine), _stage(program), machine.memory]
     lines.append(context(parts, shape, program, f"Stage stage[{'S' if keep else 1}];"))
     if whole:
@@ -162,7 +163,9 @@ def _mask(lowered: Lowered, shape: Shape, stages: str = "S") -> list[str]:
     """Nothing that a sample computes while it stands still may reach a sum: it may be nan."""
     places, views = _staged(lowered, shape), [view for term in lowered.program.terms for view in term.factors]
     sizes = {places[view.buffer]: view.buffer.size for view in views if "s." in places[view.buffer]}
-    lines = [f"      for (int e = 0; e < {n}; e++) {it}[e] = choose(act, {it}[e], spread(0));" for it, n in sizes.items()]
+    lines = [
+        f"      for (int e = 0; e < {n}; e++) {it}[e] = choose(act, {it}[e], spread(0));" for it, n in sizes.items()
+    ]
     return [f"    if (!whole) for (int i = 0; i < {stages}; i++) {{", "      Stage &s = c.stage[i];", *lines, "    }"]
 
 

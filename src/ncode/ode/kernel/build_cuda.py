@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..._torch_private import current_stream
 from .build import SLOW, cache_folder
 from .trace import Unsupported
 
@@ -41,28 +42,27 @@ class CudaFunction:
         self.binary, self.name = binary, name
         self.loaded: dict[int, Any] = {}  # by device
 
-    def load(self) -> Any:
-        """The function on the current device; waits until it is compiled."""
-        device = torch.cuda.current_device()
+    def load(self, device: int) -> Any:
+        """The function on a device, which is the current one; waits until it is compiled."""
         if device not in self.loaded:
-            from cuda.bindings import driver
+            from cuda.bindings import driver  # pyright: ignore[reportMissingImports]
 
             module = _check(driver.cuModuleLoadData(self.binary.result()))
             self.loaded[device] = _check(driver.cuModuleGetFunction(module, self.name.encode()))
         return self.loaded[device]
 
-    def launch(self, blocks: int, threads: int, settings: int) -> None:
+    def launch(self, device: int, blocks: int, threads: int, settings: int) -> None:
         """Start it on the current stream; `settings` is the address of its only argument."""
-        from cuda.bindings import driver
+        from cuda.bindings import driver  # pyright: ignore[reportMissingImports]
 
-        stream = torch.cuda.current_stream().cuda_stream
-        arguments = (ctypes.c_void_p * 1)(settings)
-        _check(driver.cuLaunchKernel(self.load(), blocks, 1, 1, threads, 1, 1, 0, stream, ctypes.addressof(arguments), 0))
+        function, arguments = self.load(device), (ctypes.c_void_p * 1)(settings)
+        stream, address = current_stream(device), ctypes.addressof(arguments)
+        _check(driver.cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 0, stream, address, 0))
 
 
-def start_build(source: str, name: str) -> CudaFunction:
+def start_build(source: str, name: str, device: torch.device) -> CudaFunction:
     """A function of a source; other work may go on while it is compiled."""
-    major, minor = torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability(device)
     target = f"--gpu-architecture=sm_{major}{minor}"
     key = hashlib.sha256("\n".join((_version(), target, *FLAGS, source)).encode()).hexdigest()[:32]
     if key not in _built:
@@ -73,7 +73,7 @@ def start_build(source: str, name: str) -> CudaFunction:
 
 @functools.cache
 def _version() -> str:
-    from cuda.bindings import nvrtc
+    from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 
     return ".".join(map(str, _check(nvrtc.nvrtcVersion())))
 
@@ -107,7 +107,7 @@ def _find(source: str, target: str, key: str) -> bytes:
 
 
 def _compile(source: str, target: str) -> bytes:
-    from cuda.bindings import nvrtc
+    from cuda.bindings import nvrtc  # pyright: ignore[reportMissingImports]
 
     program = _check(nvrtc.nvrtcCreateProgram(source.encode(), b"kernel.cu", 0, [], []))
     options = [it.encode() for it in (target, *FLAGS)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,12 +19,19 @@ from .ir import Buffer, Program, View
 from .lower import Lowered
 
 
+class Work(NamedTuple):
+    """How much a source computes, which decides whether it is unrolled."""
+
+    operations: int  # of a step
+    largest: int  # elements of the largest array
+
+
 @dataclass(frozen=True)
 class Machine:
     """What differs between machines."""
 
     name: str
-    prelude: Callable[[torch.dtype, int], str]  # types and functions, given the operations of a step
+    prelude: Callable[[torch.dtype, Work], str]  # types and functions
     settings: str  # more members of `Settings`
     memory: str  # `Place`, a block's samples; their numbers in memory; the tape
     run_forward: str  # the entry, which calls `solve_block` for each block
@@ -89,6 +97,14 @@ def context(parts: Sequence[Lowered], shape: Shape, program: Program | None = No
         fields += [stages, *(f"V {name}[{size}];" for name, size in sums.items())]
         lines += [f"LOOP for (int e = 0; e < {size}; e++) {name}[e] = spread(0);" for name, size in sums.items()]
     return _CONTEXT.replace("FIELDS", "\n  ".join(fields)).replace("PREPARE", "\n    ".join(lines))
+
+
+def work_of(parts: Sequence[Lowered], shape: Shape, times: int) -> Work:
+    """The work of a step that evaluates its programs so many times."""
+    statements = [it for part in parts for it in (*part.program.statements, *part.program.adjoint)]
+    sizes = [it.out.buffer.size for it in statements]
+    operations = times * sum(part.program.operations for part in parts)
+    return Work(operations, max([*sizes, *shape.controls, *shape.states], default=0))
 
 
 def sum_sizes(program: Program) -> list[int]:

@@ -116,7 +116,9 @@ class Printer:
         width = 1 if wide is None else out.shape[wide]
         names = [f"i{d}" for d in range(rank)]
         outer = [
-            f"LOOP for (int {names[d]} = 0; {names[d]} < {out.shape[d]}; {names[d]}++)" for d in range(rank) if d != wide
+            f"LOOP for (int {names[d]} = 0; {names[d]} < {out.shape[d]}; {names[d]}++)"
+            for d in range(rank)
+            if d != wide
         ]
         self.lines.append(" ".join([*outer, "{"]))
         for start in range(0, width, _ACCUMULATORS) if width <= 2 * _ACCUMULATORS else [None]:

@@ -20,6 +20,7 @@ from .driver_cpp import (
     places_of,
     print_results,
     weighted,
+    work_of,
 )
 from .emit_cpp import Printer
 from .lower import Lowered
@@ -28,7 +29,7 @@ from .lower import Lowered
 def forward_source(parts: Sequence[Lowered], shape: Shape, dtype: torch.dtype, machine: Machine) -> str:
     """A solve, `solve`, that leaves a tape if it is asked to. `parts`: an evaluation, and a step if it is traced."""
     tableau, adaptive = shape.tableau, not shape.fixed
-    work = sum(part.program.operations for part in parts) * (tableau.stages + 2 if len(parts) == 1 else 1)
+    work = work_of(parts, shape, tableau.stages + 2 if len(parts) == 1 else 1)
     lines = [machine.prelude(dtype, work), declarations(parts, shape, machine), machine.memory, context(parts, shape)]
     lines += [_slope(parts[0], shape), _norm(shape), _FIRST_STEP if adaptive else ""]
     lines += [_step(part, shape) for part in parts[1:]]
@@ -96,7 +97,9 @@ def _explicit(shape: Shape) -> list[str]:
     tableau = shape.tableau
     assert isinstance(tableau, Tableau)
     end = not shape.fixed and tableau.error_needs_end
-    lines = [f"    LOOP for (int d = 0; d < D; d++) k[0][d] = first[d];"] if end else ["    slope(c, c.clock(t), z, k[0]);"]
+    lines = (
+        ["    LOOP for (int d = 0; d < D; d++) k[0][d] = first[d];"] if end else ["    slope(c, c.clock(t), z, k[0]);"]
+    )
     for i in range(1, tableau.stages):
         lines.append(f"    LOOP for (int d = 0; d < D; d++) y[d] = z[d] + hs * ({weighted(tableau.a[i])});")
         lines.append(f"    slope(c, c.clock(t + {tableau.c[i]!r} * h), y, k[{i}]);")
@@ -106,7 +109,9 @@ def _explicit(shape: Shape) -> list[str]:
     lines += _FIXED_RATIO if shape.fixed else [_SIZE, *_estimate(tableau)]
     lines.append(_ACCEPT.format(fixed=str(shape.fixed).lower(), more=""))
     if end:
-        lines.append(f"    LOOP for (int d = 0; d < D; d++) first[d] = choose(moved, k[{tableau.stages}][d], first[d]);")
+        lines.append(
+            f"    LOOP for (int d = 0; d < D; d++) first[d] = choose(moved, k[{tableau.stages}][d], first[d]);"
+        )
     return lines
 
 

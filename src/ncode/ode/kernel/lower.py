@@ -19,7 +19,20 @@ from torch import Tensor, fx
 from .ir import Buffer, Contract, Operand, Pointwise, Program, Reduce, Statement, Term, View
 from .operations import IDENTITIES, MASKS, POINTWISE, REDUCTIONS, VIEWS
 from .trace import Graph, Unsupported
-from .values import SAMPLE, Fill, Lane, Mixed, Shared, Summed, example, is_linear, leaves, map_nodes, name_of, simplified
+from .values import (
+    SAMPLE,
+    Fill,
+    Lane,
+    Mixed,
+    Shared,
+    Summed,
+    example,
+    is_linear,
+    leaves,
+    map_nodes,
+    name_of,
+    simplified,
+)
 
 
 class Lowered:
@@ -116,7 +129,9 @@ class Lowered:
 
     def _constant(self, node: fx.Node) -> Fill | Shared | None:
         """A value that depends on nothing else, if it is one: a single number where that says it all."""
-        if not isinstance(node.meta.get("val"), Tensor) or any(it not in self._constants for it in node.all_input_nodes):
+        if not isinstance(node.meta.get("val"), Tensor) or any(
+            it not in self._constants for it in node.all_input_nodes
+        ):
             return None
         args, kwargs = map_nodes((node.args, node.kwargs), self._constants.__getitem__)
         value = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
@@ -260,7 +275,12 @@ class Lowered:
     def _shared(self, node: fx.Node, batch: int) -> View:
         """A shared tensor without the dimension that lies at the place of the batch, if it has it."""
         seen, drop = example(node), batch if batch >= 0 else None
-        if drop is not None and seen.shape[drop] != 1 and seen.stride(drop) != 0 and not self._has_equal_rows(node, drop):
+        if (
+            drop is not None
+            and seen.shape[drop] != 1
+            and seen.stride(drop) != 0
+            and not self._has_equal_rows(node, drop)
+        ):
             raise Unsupported(
                 f"a captured tensor of shape {tuple(seen.shape)} has one row per sample: pass it as theta"
             )
@@ -269,9 +289,9 @@ class Lowered:
             self.shared[node, drop] = Buffer(f"{self.name}{len(self.shared)}", math.prod(shape), shared=True)
         return View.whole(self.shared[node, drop], shape)
 
-    def _has_equal_rows(self, node: fx.Node, dim: int) -> bool:
+    def _has_equal_rows(self, node: fx.Node, dim: int | None) -> bool:
         value = self._constants.get(node)
-        return value is not None and bool((value == value.narrow(dim, 0, 1)).all())
+        return value is not None and dim is not None and bool((value == value.narrow(dim, 0, 1)).all())
 
     def _pointwise(self, node: fx.Node, name: str, args: Any, kwargs: Any = {}) -> Lane | Fill:  # noqa: B006
         shape = example(node).shape

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from .driver_cpp import Machine
+from .driver_cpp import Machine, Work
 from .math_cpp import prelude
 
 
-def _prelude(dtype: torch.dtype, operations: int) -> str:
+def _prelude(dtype: torch.dtype, work: Work) -> str:
     return prelude(dtype) + "#define FUNCTION_MEMBER inline\n"
 
 
@@ -50,7 +50,8 @@ static void record(const Settings &p, T at, T step, const V *state, TM moved, N,
   Steps &tape = (*(Tape *)p.tape)[c.first / W];
   for (int l = 0; l < W; l++) if (moved[l]) {
     size_t n = tape.count[l]++;
-    if ((n + 1) * W > tape.t.size()) tape.t.resize((n + 1) * W), tape.h.resize((n + 1) * W), tape.z.resize((n + 1) * D * W);
+    size_t room = (n + 1) * W;
+    if (room > tape.t.size()) tape.t.resize(room), tape.h.resize(room), tape.z.resize(room * D);
     tape.t[n * W + l] = at[l], tape.h[n * W + l] = step[l];
     for (int d = 0; d < D; d++) tape.z[(n * D + d) * W + l] = state[d][l];
   }
@@ -58,7 +59,10 @@ static void record(const Settings &p, T at, T step, const V *state, TM moved, N,
 static N recorded(const Settings &p, const Place &c) {
   const Steps &tape = (*(const Tape *)p.tape)[c.first / W];
   N count;
-  for (int l = 0; l < W; l++) count[l] = c.first + l < p.batch && (!p.active || p.active[c.first + l]) ? tape.count[l] : 0;
+  for (int l = 0; l < W; l++) {
+    int64_t i = c.first + l;
+    count[l] = i < p.batch && (!p.active || p.active[i]) ? tape.count[l] : 0;
+  }
   return count;
 }
 static int32_t most(N count) {

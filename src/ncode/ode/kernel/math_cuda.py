@@ -20,9 +20,9 @@ def prelude(dtype: torch.dtype, inline: bool) -> str:
 
 
 _FUNCTIONS = (
-    "exp expm1 log log1p log2 log10 tanh sqrt sin cos tan asin acos atan sinh cosh asinh acosh atanh erf erfc floor ceil"
-    " trunc"
-).split()
+    *("exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "sqrt", "sin", "cos", "tan", "asin", "acos", "atan"),
+    *("sinh", "cosh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc"),
+)
 
 _HEADERS = """
 #ifdef __CUDACC__

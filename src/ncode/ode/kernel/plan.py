@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -238,7 +238,7 @@ def _make_plan(problem: Problem, captures: Captures, wanted: Wanted | None) -> P
     if isinstance(tableau, RosenbrockTableau):
         step = make_step(replace(system, shifted=False), estimate=not shape.fixed)
         parts.append(_lower(trace_step(step, *at), batch, dtype, "u"))  # pyright: ignore[reportArgumentType]
-    forward = kernel(parts, shape, captures.outside)
+    forward = kernel(parts, shape, captures.outside, problem.t0.device)
     if wanted is None:
         return Plan(forward, None)
     context = ForwardContext(system, problem.t0.device, captures)
@@ -248,7 +248,7 @@ def _make_plan(problem: Problem, captures: Captures, wanted: Wanted | None) -> P
         graph = trace_step_pullback(step, *at, wanted, stand_ins, context)  # pyright: ignore[reportArgumentType]
     else:
         graph = trace_pullback(isolated, t, z, theta, wanted, stand_ins, context)
-    backward = kernel([_lower(graph, batch, dtype)], shape, stand_ins.outside)
+    backward = kernel([_lower(graph, batch, dtype)], shape, stand_ins.outside, problem.t0.device)
     return Plan(forward, backward)
 
 
@@ -286,8 +286,9 @@ class KernelPullback:
         problem, state = self.problem, self.solved.state
         with torch.no_grad():
             active = self._active()
-            zeros = (torch.zeros_like(leaf) if grad is None else grad for leaf, grad in zip(problem.z0, grads.z, strict=True))
-            end = [it if active is None else where(active, (it,), (torch.zeros_like(it),))[0] for it in zeros]
+            end = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in self._pairs(grads)]
+            if active is not None:
+                end = where(active, end, [torch.zeros_like(leaf) for leaf in end])
             found = self.kernel.pull(problem, self.captures, self.solved.tape, active, end)
             controls, theta = len(problem.control), []
             for number, need in enumerate(needed.theta):
@@ -300,6 +301,10 @@ class KernelPullback:
             counted = state.accepted if active is None else torch.where(active, state.accepted, 0)
             self.stats.nfe_backward = counted * self.kernel.shape.backward_evaluations
         return InputGradients(found.z0, SampleInputs(tuple(theta), span, None), tuple(found.captures))
+
+    def _pairs(self, grads: Outputs) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The leaves of z, and the gradients of their ends."""
+        return zip(self.problem.z0, grads.z, strict=True)
 
     def _active(self) -> Tensor | None:
         """Which samples have a result, whose gradients count; None for all."""

@@ -54,7 +54,7 @@ class Call:
                     place[i] = leaf.data_ptr()
             self.held.append(value)
 
-    def set(self, **numbers: float | Sequence[float]) -> None:
+    def set(self, **numbers: Any) -> None:
         for name, value in numbers.items():
             place = getattr(self.settings, name)
             if isinstance(value, (int, float)):
@@ -88,8 +88,8 @@ class Kernel(ABC):
     machine: Machine
     more_settings: Sequence[tuple[str, Any]]
 
-    def __init__(self, parts: Sequence[Lowered], shape: Shape, outside: Sequence[Tensor]):
-        self.parts, self.shape = tuple(parts), shape
+    def __init__(self, parts: Sequence[Lowered], shape: Shape, outside: Sequence[Tensor], device: torch.device):
+        self.parts, self.shape, self.device = tuple(parts), shape, device
         self.lowered, self.dtype = parts[0], parts[0].dtype
         make_source = forward_source if self.lowered.graph.wanted is None else backward_source
         self.source = make_source(parts, shape, self.dtype, self.machine)

@@ -35,7 +35,7 @@ class Tape:
 class CpuKernel(Kernel):
     """A library in C++: vectors of samples, and threads."""
 
-    machine, more_settings = CPU, [("chunks", c_int64), ("threads", c_int64), ("tape", c_void_p)]
+    machine, more_settings = CPU, (("chunks", c_int64), ("threads", c_int64), ("tape", c_void_p))
     building: Future[ctypes.CDLL] | None = None
 
     def start(self) -> None:

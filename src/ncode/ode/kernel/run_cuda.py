@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from ctypes import c_int64, c_void_p
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from .machine_cuda import CUDA
 from .run import Call, Kernel
 
 _LANES = 32  # threads of a warp
+_FEW = 64 * 1024  # samples up to which a block has one warp, so that all multiprocessors take part
 _FIRST_CAPACITY = 32  # steps that the first tape of a kernel has room for
 
 
@@ -31,7 +33,7 @@ class CudaKernel(Kernel):
     """A function on a GPU: one thread per sample."""
 
     machine = CUDA
-    more_settings = [("capacity", c_int64), *[(it, c_void_p) for it in ("tape_times", "tape_states", "flags")]]
+    more_settings = (("capacity", c_int64), *((it, c_void_p) for it in ("tape_times", "tape_states", "flags")))
     lanes = _LANES
 
     def __init__(self, *arguments: Any):
@@ -41,18 +43,26 @@ class CudaKernel(Kernel):
 
     def start(self) -> None:
         if self.function is None:
-            self.function = start_build(self.source, "solve" if self.lowered.graph.wanted is None else "pull")
+            name = "solve" if self.lowered.graph.wanted is None else "pull"
+            self.function = start_build(self.source, name, self.device)
 
     def finish(self) -> None:
         self.start()
-        self.function.load()  # pyright: ignore[reportOptionalMemberAccess]
+        with torch.cuda.device(self.device):
+            self.function.load(self._index)  # pyright: ignore[reportOptionalMemberAccess]
+
+    @property
+    def _index(self) -> int:
+        return torch.cuda.current_device() if self.device.index is None else self.device.index
 
     def launch(self, call: Call) -> None:
-        """Start the function on the current stream."""
-        self.finish()
-        batch = call.settings.batch
-        block = _LANES if batch <= 64 * 1024 else 4 * _LANES
-        self.function.launch(-(-batch // block), block, ctypes.addressof(call.settings))  # pyright: ignore
+        """Start the function on the current stream of the device."""
+        if self.function is None:
+            self.finish()
+        batch, index = call.settings.batch, self._index
+        threads = _LANES if batch <= _FEW else 4 * _LANES
+        with contextlib.nullcontext() if index == torch.cuda.current_device() else torch.cuda.device(index):
+            self.function.launch(index, -(-batch // threads), threads, ctypes.addressof(call.settings))  # pyright: ignore
 
     def run_forward(self, call: Call, record: bool, outputs: LoopState) -> tuple[int, Tape | None]:
         batch, tape = call.settings.batch, None

@@ -150,9 +150,7 @@ def trace_step_pullback(
         sought = [*at, *([time, size] if wanted.time else []), *(leaf for leaf in own if leaf.requires_grad)]
         refuse_unknown(end, (*leaves, *captures.trained))
         return list(
-            torch.autograd.grad(
-                end, (*sought, *captures.trained), inputs[2 + states + controls :], allow_unused=True
-            )
+            torch.autograd.grad(end, (*sought, *captures.trained), inputs[2 + states + controls :], allow_unused=True)
         )
 
     with torch.no_grad():
