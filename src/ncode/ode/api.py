@@ -153,11 +153,10 @@ def solve(
             the number of steps, but the gradient is only as exact as that solve: use tight tolerances. It is refused
             where that solve does not come back to x0, since the flow contracts too strongly.
             "autograd": an ordinary graph; second derivatives, forward mode and torch.func work.
-        compile: True: take the fastest backend that fits; `ncode.explain` says which. On a CPU a small system whose
-            samples are separate is solved in one compiled call ("kernel"). Otherwise the steps and their gradients are
-            compiled once per shape ("inductor"), and on CUDA also recorded as CUDA graphs. Numbers and modules that the
-            dynamics read are watched, and a change compiles anew. Also the name of a backend, or a `Backend` of your
-            own.
+        compile: True: take the fastest backend that fits; `ncode.explain` says which. A small system whose samples are
+            separate is solved in one compiled call ("kernel"). Otherwise the steps and their gradients are compiled
+            once per shape ("inductor"), and on CUDA also recorded as CUDA graphs. Numbers and modules that the dynamics
+            read are watched, and a change compiles anew. Also the name of a backend, or a `Backend` of your own.
         max_steps: The largest number of steps of one sample, rejected ones included; with events or jumps, between two
             of them.
         checkpoint_every: For "discrete": keep every k-th state and recompute those between.
