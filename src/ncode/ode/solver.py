@@ -265,7 +265,7 @@ def _finish_whole(problem: Problem, whole: WholeSolve) -> ForwardResult:
     if whole.failed:
         problem.check_values()
     state = _finish(problem, whole.state, [leaf.detach() for leaf in problem.theta], whole.failed)
-    return ForwardResult(state, whole.nfe, (), None, 0, whole.failed)
+    return ForwardResult(state, whole.nfe, whole.saved, None, 0, whole.failed)
 
 
 def _finish(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from torch import Tensor
 
 from ...errors import InputError, check_choice, format_type
-from ..system import RightHandSide
+from ..system import RightHandSide, State
 
 if TYPE_CHECKING:
     from ..captures import Captures
@@ -59,6 +59,7 @@ class WholeSolve(NamedTuple):
     state: LoopState
     nfe: Tensor
     failed: int  # number of failed samples
+    saved: State  # x and the driven control at the saved times; empty without
     pullback: Callable[[Problem, Captures, Stats], WholePullback] | None
 
 

@@ -66,4 +66,4 @@ def _run(plan: Plan, problem: Problem, captures: Captures) -> WholeSolve:
         backward.finish()
     solved = forward.solve(problem, captures, backward is not None)
     make = None if backward is None else functools.partial(KernelPullback, kernel=backward, solved=solved)
-    return WholeSolve("kernel", solved.state, solved.nfe, solved.failed, make)
+    return WholeSolve("kernel", solved.state, solved.nfe, solved.failed, solved.saved, make)

@@ -16,9 +16,11 @@ from .driver_cpp import (
     context,
     declarations,
     load_controls,
+    move_saved,
     move_states,
     places_of,
     print_results,
+    saved_weights,
     sum_sizes,
     weighted,
     work_of,
@@ -36,14 +38,15 @@ def backward_source(parts: Sequence[Lowered], shape: Shape, dtype: torch.dtype, 
     time = lowered.graph.wanted is not None and lowered.graph.wanted.time
     work = work_of(parts, shape, 1 if whole else shape.evaluations * (1 if keep else 2))
     lines = [machine.prelude(dtype, work), declarations(parts, shape, machine), _stage(program), machine.memory]
-    lines.append(context(parts, shape, program, f"Stage stage[{'S' if keep else 1}];"))
+    lines.append(context(parts, shape, program, f"Stage stage[{'S + 1' if keep else 1}];"))
     if whole:
         lines += [_adjoint(lowered, shape, [*program.statements, *program.adjoint])]
     else:
         lines += [_primal(lowered, shape), _adjoint(lowered, shape, program.adjoint)]
     lines += [_PULL_START, load_controls(shape), move_states(shape, "load", "g", "z0"), _PULL_BEGIN]
     lines += _pull_whole_step(lowered, shape) if whole else _pull_step(lowered, shape, keep, time)
-    lines += [_PULL_UPDATE, _PULL_TIMES if time else "", "  }", *_store(program, shape)]
+    lines += [_PULL_UPDATE, _PULL_TIMES if time else "", "  }"]
+    lines += [_PULL_START_TIMES.replace("GET", _get_saved(shape)) if shape.saved else "", *_store(program, shape)]
     lines += [move_states(shape, "store", "g", "z1"), _PULL_END, machine.run_backward]
     return "\n".join(lines)
 
@@ -90,11 +93,12 @@ def _function(name: str, arguments: str, printer: Printer) -> str:
     return f"FUNCTION void {name}(const Context &c, Stage &s, {arguments}) {{\n  {body}\n}}"
 
 
-def _used_stages(tableau: Tableau) -> list[int]:
-    """The stages on which the end of a step depends."""
-    used: set[int] = set()
+def _used_stages(shape: Shape) -> list[int]:
+    """The stages on which the end of a step, or a saved value in it, depends."""
+    tableau, used = shape.tableau, set[int]()
+    assert isinstance(tableau, Tableau)
     for i in reversed(range(tableau.stages)):
-        if tableau.b[i] or any(tableau.a[j][i] for j in used if j > i):
+        if tableau.b[i] or (shape.saved and any(tableau.dense[i])) or any(tableau.a[j][i] for j in used if j > i):
             used.add(i)
     return sorted(used)
 
@@ -102,20 +106,55 @@ def _used_stages(tableau: Tableau) -> list[int]:
 def _pull_step(lowered: Lowered, shape: Shape, keep: bool, time: bool) -> list[str]:
     """One step again, stage by stage, and its pullback, last stage first."""
     assert isinstance(shape.tableau, Tableau)
-    used, lines = _used_stages(shape.tableau), []
+    used, lines = _used_stages(shape), _pull_saved(shape) if shape.saved else []
     for i in used:
         lines += _evaluate(shape, i, f"c.stage[{i if keep else 0}]")
     lines += ["    LOOP for (int d = 0; d < D; d++) sum[d] = spread(0);", "    V dh = spread(0), dt = spread(0);"]
+    stages = [f"c.stage[{i}]" for i in used]
+    if shape.saved and shape.tableau.dense_needs_end:
+        stages.append("c.stage[S]" if keep else "c.stage[0]")
+        lines += _pull_end(lowered, shape, stages[-1], keep)
     for i in reversed(used):
         stage = f"c.stage[{i if keep else 0}]"
-        if not keep and i != used[-1]:
+        if not keep and (i != used[-1] or len(stages) > len(used)):
             lines += _evaluate(shape, i, stage)
         lines += _pull_stage(shape, i, stage, time)
         if not keep:
             lines += _accumulate(lowered, shape, [stage])
     if keep:
-        lines += [*_mask(lowered, shape), *_accumulate(lowered, shape, [f"c.stage[{i}]" for i in used])]
-    return lines
+        lines += [*_mask(lowered, shape, "S + 1" if len(stages) > len(used) else "S")]
+        lines += _accumulate(lowered, shape, stages)
+    return [*lines, "    LOOP for (int d = 0; d < SHOWN; d++) sum[d] += own[d];"] if shape.saved else lines
+
+
+def _pull_saved(shape: Shape) -> list[str]:
+    """The gradients of the slopes, `us`, and of the state, `own`, from the saved values that a step passed."""
+    assert isinstance(shape.tableau, Tableau)
+    rows = [i for i, row in enumerate(shape.tableau.dense) if any(row)]
+    lines = [_PULL_SAVED.replace("GET", _get_saved(shape)), *saved_weights(shape.tableau)]
+    total = " ".join(f"us[{i}][d] += w[{i}] * passed[d];" for i in rows)
+    lines.append(f"      LOOP for (int d = 0; d < SHOWN; d++) {{ own[d] += passed[d]; {total} }}")
+    text = "\n".join([*lines, "      back += counts(gone | due);", "    }"])
+    return [text.replace("WEIGHTS", str(len(shape.tableau.dense)))]
+
+
+def _get_saved(shape: Shape) -> str:
+    return "\n".join(move_saved(shape, "get_at", "passed", "saved_gradient", "back", "due"))
+
+
+def _pull_end(lowered: Lowered, shape: Shape, stage: str, keep: bool) -> list[str]:
+    """The pullback of the slope at the end of a step, which dense output uses."""
+    tableau = shape.tableau
+    assert isinstance(tableau, Tableau)
+    return [
+        f"    LOOP for (int d = 0; d < D; d++) {stage}.z[d] = z[d] + hs * ({weighted(tableau.b)});",
+        f"    {stage}.t[0] = c.clock(t + h);",
+        f"    primal(c, {stage}, k[0]);" if keep else f"    {{ V unused[D]; primal(c, {stage}, unused); }}",
+        f"    LOOP for (int d = 0; d < D; d++) {stage}.g[d] = d < SHOWN ? hs * us[S][d] : spread(0);",
+        f"    {{ V last[D]; adjoint(c, {stage}, last, &tau, &eta);",
+        "    LOOP for (int d = 0; d < D; d++) g[d] = choose(act, g[d] + last[d], g[d]); }",
+        *([] if keep else _accumulate(lowered, shape, [stage])),
+    ]
 
 
 def _pull_whole_step(lowered: Lowered, shape: Shape) -> list[str]:
@@ -146,10 +185,12 @@ def _evaluate(shape: Shape, i: int, stage: str) -> list[str]:
 def _pull_stage(shape: Shape, i: int, stage: str, time: bool) -> list[str]:
     tableau = shape.tableau
     assert isinstance(tableau, Tableau)
-    used = _used_stages(tableau)
+    used = _used_stages(shape)
     later = [(j, tableau.a[j][i]) for j in used if j > i and tableau.a[j][i]]
     parts = [f"real({tableau.b[i]!r}) * g[d]"] * bool(tableau.b[i])
     parts += [f"real({w!r}) * m[{j}][d]" for j, w in later]
+    if shape.saved and any(tableau.dense[i]):
+        parts.append(f"(d < SHOWN ? us[{i}][d] : spread(0))")
     dot = f" dh += u * k[{i}][d];" if time else ""
     lines = [
         f"    LOOP for (int d = 0; d < D; d++) {{ V u = {' + '.join(parts)}; {stage}.g[d] = hs * u;{dot} }}",
@@ -212,7 +253,9 @@ FUNCTION void pull_block(const Settings &p, Context &c) {
 _PULL_BEGIN = """
   T span = times(p.span, c), t0_gradient = time_of(0), span_gradient = time_of(0);
   span = span == 0 ? time_of(1) : span;
-  N count = recorded(p, c);
+  N count = recorded(p, c), back = N{} + (int32_t)(p.times - 1);
+  T direction = sign_of(span), reached = p.times ? times(p.reached, c) : time_of(0);
+  (void)back, (void)direction, (void)reached;
   for (int32_t n = most(count) - 1; n >= 0; n--) {
     TM taken = before(n, count);
     M act = thin(taken);
@@ -223,6 +266,32 @@ _PULL_BEGIN = """
     recall(p, n, &t, &h, z, c);
     h = taken ? h : time_of(0);
     V hs = narrow(h);"""
+
+
+_PULL_SAVED = """
+    V us[WEIGHTS][SHOWN], own[SHOWN];
+    LOOP for (int d = 0; d < SHOWN; d++) {
+      own[d] = spread(0);
+      LOOP for (int i = 0; i < WEIGHTS; i++) us[i][d] = spread(0);
+    }
+    for (;;) {
+      T at = saved_time(p, back, c);
+      TM there = taken & valid(p, back), gone = there & ((at != at) | (direction * at > direction * reached));
+      TM due = there & not_(gone) & (direction * at > direction * t);
+      if (!some(gone | due)) break;
+      V sigma = narrow(due ? (at - t) / h : time_of(0)), w[WEIGHTS], passed[SHOWN];
+GET"""
+
+
+_PULL_START_TIMES = """
+  for (;;) {
+    TM there = valid(p, back), due = there & (saved_time(p, back, c) == 0);
+    if (!some(there)) break;
+    V passed[SHOWN];
+GET
+    LOOP for (int d = 0; d < SHOWN; d++) g[d] += passed[d];
+    back += counts(there);
+  }"""
 
 
 _PULL_UPDATE = "    LOOP for (int d = 0; d < D; d++) g[d] = choose(act, g[d] + sum[d], g[d]);"

@@ -49,12 +49,20 @@ class Shape:
     tableau: Tableau | RosenbrockTableau
     fixed: bool
     shifted: bool  # whether t0 is not 0
+    saved: int = 0  # leaves of z that are saved at given times; 0 without such times
 
     @property
     def evaluations(self) -> int:
         """Evaluations of an attempt."""
         tableau = self.tableau
         return tableau.advancing if self.fixed and isinstance(tableau, RosenbrockTableau) else tableau.stages
+
+    @property
+    def needs_end(self) -> bool:
+        """Whether an attempt of an explicit method evaluates the slope at its end, which the next one starts with."""
+        tableau = self.tableau
+        assert isinstance(tableau, Tableau)
+        return (not self.fixed and tableau.error_needs_end) or (bool(self.saved) and tableau.dense_needs_end)
 
     @property
     def backward_evaluations(self) -> int:
@@ -73,6 +81,7 @@ def declarations(parts: Sequence[Lowered], shape: Shape, machine: Machine) -> st
         "D": sum(shape.states),
         "S": shape.evaluations,
         "LEAVES": len(shape.states),
+        "SHOWN": max(shape.offsets[shape.saved], 1),
         "CONTROLS": max(len(shape.controls), 1),
         "SHARED": max(len(shared_buffers(parts)), 1),
         "SUMS": sum(sum_sizes(parts[0].program)),
@@ -141,6 +150,26 @@ def move_states(shape: Shape, function: str, name: str, pointers: str) -> str:
     return "\n".join(f"  {function}({name} + {at}, p.{pointers}[{i}], {n}, c);" for i, (at, n) in enumerate(leaves))
 
 
+def saved_weights(tableau: Tableau) -> list[str]:
+    """Lines that compute the weights w of the slopes in dense output, at a fraction sigma of a step."""
+    lines = []
+    for i, row in enumerate(tableau.dense):
+        polynomial = "spread(0)"
+        for weight in reversed(row):
+            polynomial = f"({polynomial} + real({weight!r})) * sigma"
+        lines.append(f"      w[{i}] = {polynomial};")
+    return lines
+
+
+def move_saved(shape: Shape, function: str, name: str, pointers: str, index: str, mask: str) -> list[str]:
+    """Load or store all saved leaves at one saved time of each sample."""
+    leaves = enumerate(zip(shape.offsets, shape.states[: shape.saved], strict=False))
+    return [
+        f"      {function}({name} + {at}, p.{pointers}[{i}], {n}, {index}, {mask}, p.times, c);"
+        for i, (at, n) in leaves
+    ]
+
+
 def weighted(row: Sequence[float], name: str = "k[{}][d]") -> str:
     parts = [f"real({w!r}) * {name.format(i)}" for i, w in enumerate(row) if w]
     return " + ".join(parts) if parts else "spread(0)"
@@ -156,8 +185,11 @@ struct Settings {  // as run.py fills it
   const int32_t *active;
   real *sums;
   double rtol[LEAVES], atol[LEAVES];
+  const double *ts;  // saved times, (batch, times)
+  real *saved[LEAVES];  // (batch, times, elements), of the first leaves
+  const real *saved_gradient[LEAVES];
   double dt, low, high, stretch, safety, smallest, largest, now, before, earlier;
-  int64_t batch, attempts;
+  int64_t batch, attempts, times;
   MORE
 };
 """

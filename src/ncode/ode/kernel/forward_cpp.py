@@ -16,9 +16,11 @@ from .driver_cpp import (
     context,
     declarations,
     load_controls,
+    move_saved,
     move_states,
     places_of,
     print_results,
+    saved_weights,
     weighted,
     work_of,
 )
@@ -34,6 +36,7 @@ def forward_source(parts: Sequence[Lowered], shape: Shape, dtype: torch.dtype, m
     lines += [_slope(parts[0], shape), _norm(shape), _FIRST_STEP if adaptive else ""]
     lines += [_step(part, shape) for part in parts[1:]]
     lines += [_START, load_controls(shape), move_states(shape, "load", "z", "z0"), *_check_given(shape), _BEGIN]
+    lines += _save_start(shape) if shape.saved else []
     if adaptive:
         lines.append(f"  T h = c.limited(first_step(c, z, first, t1, {tableau.error_order + 1}));")
     else:
@@ -96,7 +99,7 @@ def _rosenbrock(shape: Shape) -> list[str]:
 def _explicit(shape: Shape) -> list[str]:
     tableau = shape.tableau
     assert isinstance(tableau, Tableau)
-    end = not shape.fixed and tableau.error_needs_end
+    end = shape.needs_end
     lines = (
         ["    LOOP for (int d = 0; d < D; d++) k[0][d] = first[d];"] if end else ["    slope(c, c.clock(t), z, k[0]);"]
     )
@@ -107,12 +110,32 @@ def _explicit(shape: Shape) -> list[str]:
     if end:
         lines.append(f"    slope(c, c.clock(t + h), z1, k[{tableau.stages}]);")
     lines += _FIXED_RATIO if shape.fixed else [_SIZE, *_estimate(tableau)]
-    lines.append(_ACCEPT.format(fixed=str(shape.fixed).lower(), more=""))
+    lines.append(_ACCEPT.format(fixed=str(shape.fixed).lower(), more="\n".join(_save(shape)) if shape.saved else ""))
     if end:
         lines.append(
             f"    LOOP for (int d = 0; d < D; d++) first[d] = choose(moved, k[{tableau.stages}][d], first[d]);"
         )
     return lines
+
+
+def _save_start(shape: Shape) -> list[str]:
+    """The state itself at saved times that are t0."""
+    put = "\n".join(move_saved(shape, "put_at", "z", "saved", "upcoming", "due"))
+    return [_SAVE_START.replace("PUT", put)]
+
+
+def _save(shape: Shape) -> list[str]:
+    """Dense output at the saved times that a step passes."""
+    assert isinstance(shape.tableau, Tableau)
+    total = " + ".join(f"w[{i}] * k[{i}][d]" for i, row in enumerate(shape.tableau.dense) if any(row))
+    lines = [_SAVE.replace("WEIGHTS", str(len(shape.tableau.dense))), *saved_weights(shape.tableau)]
+    lines.append(f"      LOOP for (int d = 0; d < SHOWN; d++) passed[d] = z[d] + hs * ({total});")
+    return [
+        *lines,
+        *move_saved(shape, "put_at", "passed", "saved", "upcoming", "due"),
+        "      upcoming -= counts(gone | due);",
+        "    }",
+    ]
 
 
 def _estimate(tableau: Tableau) -> list[str]:
@@ -148,6 +171,27 @@ FUNCTION T first_step(const Context &c, const V *z, const V *slope0, T span, int
   return smaller(h, absolute(span)) * sign_of(span);
 }
 """
+
+
+_SAVE_START = """
+  N upcoming = {};
+  T direction = sign_of(t1);
+  for (;;) {
+    T at = saved_time(p, upcoming, c);
+    TM there = valid(p, upcoming), gone = there & (at != at), due = there & (at == 0);
+    if (!some(gone | due)) break;
+PUT
+    upcoming -= counts(gone | due);
+  }"""
+
+
+_SAVE = """
+    for (T ahead = good & last ? t1 : t + h;;) {
+      T at = saved_time(p, upcoming, c);
+      TM there = good & valid(p, upcoming), gone = there & (at != at);
+      TM due = there & (direction * at <= direction * ahead);
+      if (!some(gone | due)) break;
+      V sigma = narrow(due ? (at - t) / h : time_of(0)), w[WEIGHTS], passed[SHOWN];"""
 
 
 _START = """

@@ -38,6 +38,22 @@ static T times(const double *from, const Place &c) {
 template <class X, class R> static void put(R *to, X values, const Place &c) {
   for (int l = 0; l < W && c.first + l < c.batch; l++) to[c.first + l] = values[l];
 }
+static T saved_time(const Settings &p, N at, const Place &c) {
+  T found;
+  for (int l = 0; l < W; l++) found[l] = at[l] >= 0 && at[l] < p.times ? p.ts[c.sample[l] * p.times + at[l]] : 0;
+  return found;
+}
+static TM valid(const Settings &p, N at) {
+  return __builtin_convertvector((at >= 0) & (at < (int32_t)p.times), TM);
+}
+static void put_at(const V *from, real *to, int64_t n, N at, TM due, int64_t times, const Place &c) {
+  for (int l = 0; l < W && c.first + l < c.batch; l++)
+    if (due[l]) for (int64_t e = 0; e < n; e++) to[((c.first + l) * times + at[l]) * n + e] = from[e][l];
+}
+static void get_at(V *to, const real *from, int64_t n, N at, TM due, int64_t times, const Place &c) {
+  for (int l = 0; l < W; l++) for (int64_t e = 0; e < n; e++)
+    to[e][l] = from && due[l] && c.first + l < c.batch ? from[(c.sample[l] * times + at[l]) * n + e] : 0;
+}
 static void report(const Settings &, N, N, const Place &) {}
 struct Steps {  // of one block: step n of each sample, side by side
   int32_t count[W] = {};

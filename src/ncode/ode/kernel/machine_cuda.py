@@ -48,6 +48,16 @@ INLINE void store(const V *from, real *to, int n, const Place &c) {
 }
 INLINE T times(const double *from, const Place &c) { return from[c.sample]; }
 template <class X, class R> INLINE void put(R *to, X value, const Place &c) { if (c.present) to[c.sample] = value; }
+INLINE TM valid(const Settings &p, N at) { return at >= 0 && at < p.times; }
+INLINE T saved_time(const Settings &p, N at, const Place &c) {
+  return valid(p, at) ? p.ts[c.sample * p.times + at] : 0;
+}
+INLINE void put_at(const V *from, real *to, int n, N at, TM due, int64_t times, const Place &c) {
+  if (due && c.present) LOOP for (int e = 0; e < n; e++) to[(c.sample * times + at) * n + e] = from[e];
+}
+INLINE void get_at(V *to, const real *from, int n, N at, TM due, int64_t times, const Place &c) {
+  LOOP for (int e = 0; e < n; e++) to[e] = from && due ? from[(c.sample * times + at) * n + e] : 0;
+}
 template <class X> INLINE X over_lanes(X value, bool largest) {  // the sum over threads that run side by side
 #ifdef __CUDACC__
   for (int far = 16; far; far >>= 1) {

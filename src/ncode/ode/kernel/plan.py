@@ -132,7 +132,7 @@ def _key(problem: Problem, captures: Captures, wanted: Wanted | None) -> Hashabl
     places = {id(tensor): i for i, tensor in enumerate(captures.outside)}
     trained = tuple(places.get(id(tensor)) for tensor in captures.trained)
     options = problem.options
-    method = options.tableau, options.dt is None, problem.system.shifted
+    method = options.tableau, options.dt is None, problem.system.shifted, problem.ts is None
     settings = autocast_modes(problem.t0.device), problem.t0.device  # nothing else changes what a kernel computes
     return identity_of_system(problem.system), leaves, outside, trained, method, wanted, settings
 
@@ -174,8 +174,10 @@ def _not_in_kernels(problem: Problem) -> str | None:
         return 'step="batch" couples the samples'
     if type(options.rule) is not PID:
         return "the step-size rule is not PID"
-    if problem.ts is not None:
-        return "save_at is given"
+    if problem.ts is not None and not isinstance(options.tableau, Tableau):
+        return f"save_at is given, and {options.tableau.name} has no dense output in kernels"
+    if problem.ts is not None and options.tableau.extra_c:
+        return f"save_at is given, and dense output of {options.tableau.name} takes further stages"
     if problem.dense:
         return "dense output is asked for"
     if problem.callback is not None:
@@ -190,7 +192,9 @@ def _not_in_kernels(problem: Problem) -> str | None:
 
 
 def _no_gradient(problem: Problem) -> str | None:
-    options = problem.options
+    options, times = problem.options, (problem.ts, problem.span, *problem.theta[len(problem.control) :])
+    if problem.ts is not None and any(it is not None and it.requires_grad for it in times):
+        return "save_at is given, and times need gradients"
     if options.gradient != "discrete":
         return f'gradient="{options.gradient}" needs the steps in torch'
     if options.checkpoint_every != 1:
@@ -231,6 +235,7 @@ def _make_plan(problem: Problem, captures: Captures, wanted: Wanted | None) -> P
         tableau=tableau,
         fixed=problem.options.dt is not None,
         shifted=system.shifted,
+        saved=0 if problem.ts is None else system.shown,
     )
     kernel, dtype = KERNELS[problem.t0.device.type], system.dtype
     parts = [_lower(trace_slope(system, t, z, theta), batch, dtype)]
@@ -289,7 +294,7 @@ class KernelPullback:
             end = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in self._pairs(grads)]
             if active is not None:
                 end = where(active, end, [torch.zeros_like(leaf) for leaf in end])
-            found = self.kernel.pull(problem, self.captures, self.solved.tape, active, end)
+            found = self.kernel.pull(problem, self.captures, self.solved, active, end, grads.saved)
             controls, theta = len(problem.control), []
             for number, need in enumerate(needed.theta):
                 own = found.theta.get(number) if number < controls else found.t0

@@ -32,8 +32,9 @@ def _settings_type(shape: Shape, shared: int, more: Sequence[tuple[str, Any]]) -
     fields = [(name, c_void_p * count) for name, count in lists.items()]
     fields += [(name, c_void_p) for name in _POINTERS.split()]
     fields += [(name, c_double * leaves) for name in ("rtol", "atol")]
+    fields += [("ts", c_void_p), ("saved", c_void_p * leaves), ("saved_gradient", c_void_p * leaves)]
     fields += [(name, c_double) for name in _NUMBERS.split()]
-    fields += [(name, c_int64) for name in ("batch", "attempts")]
+    fields += [(name, c_int64) for name in ("batch", "attempts", "times")]
     return type("Settings", (ctypes.Structure,), {"_fields_": [*fields, *more]})
 
 
@@ -51,7 +52,7 @@ class Call:
             elif value is not None:
                 place = getattr(self.settings, name)
                 for i, leaf in enumerate(value):
-                    place[i] = leaf.data_ptr()
+                    place[i] = None if leaf is None else leaf.data_ptr()
             self.held.append(value)
 
     def set(self, **numbers: Any) -> None:
@@ -80,6 +81,7 @@ class Solved(NamedTuple):
     nfe: Tensor
     failed: int  # number of failed samples
     tape: Any
+    saved: State  # the first leaves of z at the saved times
 
 
 class Kernel(ABC):
@@ -125,6 +127,9 @@ class Kernel(ABC):
         rest = leaves - len(tolerance.rtol)
         rtol, atol = (*tolerance.rtol, *[tolerance.others[0]] * rest), (*tolerance.atol, *[tolerance.others[1]] * rest)
         call.set(batch=problem.batch, rtol=rtol, atol=atol)
+        if problem.ts is not None:
+            call.point(ts=problem.ts.detach().contiguous())
+            call.set(times=problem.ts.shape[1])
         return call
 
     def solve(self, problem: Problem, captures: Captures, record: bool) -> Solved:
@@ -138,6 +143,8 @@ class Kernel(ABC):
         t, h = torch.empty(2, batch, dtype=torch.float64, device=device).unbind()
         status, accepted, rejected, nfe = torch.empty(4, batch, dtype=torch.int32, device=device).unbind()
         call.point(z0=z0, z1=z1, reached=t, size=h, status=status, accepted=accepted, rejected=rejected, nfe=nfe)
+        saved = self._saved(problem)
+        call.point(saved=saved)
         fixed, count = options.dt is not None, problem.fixed_count
         call.set(
             dt=options.dt or 0.0,
@@ -154,12 +161,26 @@ class Kernel(ABC):
         )
         state = LoopState(t, h, z1, None, h, h, status, status, accepted, rejected)  # ratios and alive are not kept
         failed, tape = self.run_forward(call, record, state)
-        return Solved(state, nfe, failed, tape)
+        return Solved(state, nfe, failed, tape, saved)
+
+    def _saved(self, problem: Problem) -> State:
+        """Memory for values at saved times: nan, where a sample does not come so far."""
+        if problem.ts is None:
+            return ()
+        batch, count = problem.ts.shape
+        leaves = problem.z0[: self.shape.saved]
+        return tuple(leaf.new_full((batch, count, *leaf.shape[1:]), torch.nan) for leaf in leaves)
 
     def pull(
-        self, problem: Problem, captures: Captures, tape: Any, active: Tensor | None, end: Sequence[Tensor]
+        self,
+        problem: Problem,
+        captures: Captures,
+        solved: Solved,
+        active: Tensor | None,
+        end: Sequence[Tensor],
+        saved: Sequence[Tensor | None] = (),
     ) -> Gradients:
-        """The gradients of the inputs, from that of the end; only active samples take part. Default: all."""
+        """The gradients of the inputs, from those of the end and of saved values; only active samples (None: all)."""
         call, program, batch = self.call(problem, captures), self.lowered.program, problem.batch
         theta, z0 = {i: _like(problem.control[i]) for i in program.own_terms}, tuple(map(_like, problem.z0))
         unused = torch.empty(0)
@@ -167,7 +188,8 @@ class Kernel(ABC):
         t0, span = torch.empty(2, batch, dtype=torch.float64, device=problem.t0.device).unbind()
         call.point(z0=[leaf.contiguous() for leaf in end], z1=z0, theta_gradient=everything)
         call.point(t0_gradient=t0, span_gradient=span, active=None if active is None else active.int())
-        sums = self.run_backward(call, tape)
+        call.point(saved_gradient=[None if it is None else it.contiguous() for it in saved], reached=solved.state.t)
+        sums = self.run_backward(call, solved.tape)
         if not program.shared_terms:
             return Gradients(z0, theta, t0, span, self._of_captures((), captures))
         terms = zip(sums.sum(0).split(sum_sizes(program)), program.shared_terms, strict=True)
