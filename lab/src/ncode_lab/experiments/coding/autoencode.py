@@ -37,7 +37,6 @@ def _columns(names: Names) -> tuple[Column, ...]:
         Column("pca error", "PCA, test error", digits=5),
         Column(names.frechet, f"reconstruction {names.title}", digits=2),
         Column(names.kernel, f"reconstruction {names.kernel_title}", digits=names.kernel_digits),
-        Column("seconds an epoch", "seconds per epoch", digits=1),
     )
 
 
@@ -77,7 +76,7 @@ class Autoencode(Scored):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        return (*super().metrics, "held-out error")
+        return (*super().metrics, "held-out error", "seconds an epoch")
 
     def run(self, trial: Trial, context: TrialContext) -> dict[str, float]:
         model, seconds = self.trained(trial, context)
