@@ -31,6 +31,9 @@ MODEL_NAMES = {
     "vae": "VAE",
     "sparse": "sparse AE",
     "denoising": "denoising AE",
+    "sphere": "sphere, no flow",
+    "sphere-exp": "sphere, exponential",
+    "rotation": "AutoN-CODE, rotation",
     # The Van der Pol oscillator.
     "constant": "constant control",
     "dynamic": "dynamic control",

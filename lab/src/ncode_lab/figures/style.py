@@ -40,6 +40,9 @@ COLOURS = {
     "vae": "#009E73",
     "sparse": "#CC79A7",
     "denoising": "#7f7f7f",
+    "sphere": "#56B4E9",
+    "sphere-exp": "#000000",
+    "rotation": "#D55E00",
 }
 
 

@@ -17,7 +17,7 @@ from ...training import Column, Result, Trial, TrialContext
 from ..base import Finished, Picture
 from ..common import curves_by_model, draw_per_dataset, first_seeds
 from .codes import decode, encode, to_floats
-from .models import HORIZON, KINDS
+from .models import HORIZON, PAPER_KINDS
 from .scoring import FID, OTHER, Names, Scored
 from .settings import FULL, PAPER, QUICK, SMOKE
 from .training import errors
@@ -61,7 +61,7 @@ class Autoencode(Scored):
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "smoke": {**SMOKE, "models": ("auton-code", "ae"), "score": "random"},
-        "quick": {**QUICK, "models": KINDS, "score": "random"},
+        "quick": {**QUICK, "models": PAPER_KINDS, "score": "random"},
         "full": FULL,
         "paper": PAPER,
     }

@@ -26,7 +26,7 @@ from ...training import Column, Reported, Trial, TrialContext
 from ..base import Finished, Picture
 from ..common import check_choices, check_positive, first_seeds
 from .codes import encode
-from .models import KINDS, Kind
+from .models import PAPER_KINDS, Kind
 from .settings import FULL, PAPER, QUICK, SMOKE, Coding
 
 PIXELS = "pixels"
@@ -126,7 +126,7 @@ class Cluster(Coding):
         "exaggeration": EXAGGERATION,
     }
 
-    models: tuple[Kind, ...] = KINDS
+    models: tuple[Kind, ...] = PAPER_KINDS
     """Models. ae-wide has twice the dimensions. None: pixels only."""
     pixels: bool = True
     """Cluster the images themselves too, with principal components instead of codes."""
