@@ -36,6 +36,7 @@ CAPTION = (
 _SMALL = {"dataset": "mnist", "models": ("anode", "ncode"), "fallback": True, "shrink": 2, "solver": "rk4", "steps": 1}
 _SMOKE = {"filters": 4, "images": 96, "test_images": 96, "held_out": 32, "epochs": 2, "batch": 32}
 _QUICK = {"filters": 16, "images": 20_000, "held_out": 2000, "epochs": 4, "batch": 100, "regime": "modern", "lr": 6e-3}
+_PAPER_MODELS = ("node", "anode", "data-control", "ncode", "ncode-3x3")
 _PAPER_ACCURACY = (("mnist", 0.982, 0.985, 0.992), ("cifar10", 0.612, 0.620, 0.741))
 
 
@@ -84,7 +85,7 @@ class Classification(ClassifierSettings, Experiment):
         "smoke": {**_SMALL, **_SMOKE},
         "quick": {**_SMALL, **_QUICK},
         "full": {"solver": "rk4"},
-        "paper": {"gamma": "linear", "zeros": 10},
+        "paper": {"gamma": "linear", "zeros": 10, "models": _PAPER_MODELS},
     }
     columns = (
         Column("accuracy", "test accuracy, %", digits=2, scale=100),
