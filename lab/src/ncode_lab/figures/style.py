@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -62,10 +63,10 @@ def new_panels(rows: int, columns: int, width: float, height: float, **options: 
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def whole_ticks(*panels: Axes) -> None:
-    """Few ticks at whole numbers below each panel: training steps have no fractions, and neighbours must not touch."""
-    for panel in panels:
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
+def whole_ticks(*axes: Axis, most: int = 5) -> None:
+    """Few ticks at whole numbers on each axis, all in one format; labels of neighbouring panels must not touch."""
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 5, 10], integer=True))
 
 
 def shared_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:

@@ -52,7 +52,7 @@ class Autoencode(Scored):
     """
 
     name = "autoencode"
-    line = "AutoN-CODE against autoencoders of images (section 4.4, figures 6 and A.4 to A.6)"
+    line = "AutoN-CODE against autoencoders of images (section 4.4, figures 7, 8 and A.4 to A.6)"
     question = (
         "An autoencoder maps an image to a code, and the code back to an image. AutoN-CODE's encoder sets the couplings"
         " of a linear system instead, and the state of that system at t = 10 is the code. Does that cost or gain"
