@@ -45,15 +45,15 @@ def draw() -> Figure:
 
 
 def _frame(panel: Axes) -> None:
-    style = {"boxstyle": "round,pad=0.1", "facecolor": "none", "edgecolor": "0.6", "linestyle": (0, (4, 3))}
-    panel.add_patch(FancyBboxPatch((4.4, 0.85), 3.6, 3.2, **style))
+    shape = {"facecolor": "none", "edgecolor": "0.6", "linestyle": (0, (4, 3))}
+    panel.add_patch(FancyBboxPatch((4.4, 0.85), 3.6, 3.2, boxstyle="round,pad=0.1", **shape))
     panel.text(6.2, 4.3, "solved together, from 0 to T", ha="center", color="0.35", fontsize=11)
 
 
 def _box(panel: Axes, middle: Place, text: str, width: float) -> None:
     x, y = middle
-    style = {"boxstyle": "round,pad=0.08", "facecolor": "#F4F4F4", "edgecolor": "0.3"}
-    panel.add_patch(FancyBboxPatch((x - width / 2, y - 0.35), width, 0.7, **style))
+    corner, shape = (x - width / 2, y - 0.35), "round,pad=0.08"
+    panel.add_patch(FancyBboxPatch(corner, width, 0.7, boxstyle=shape, facecolor="#F4F4F4", edgecolor="0.3"))
     panel.text(x, y, text, ha="center", va="center", fontsize=13)
 
 
@@ -61,7 +61,7 @@ def _arrow(panel: Axes, start: Place, end: Place, color: str, style: str = "-", 
     look = {"mutation_scale": 15, "linewidth": 1.7, "color": color, "shrinkA": 0, "shrinkB": 0}
     if style != "-":  # a dotted line with a whole head
         panel.plot(*zip(start, end, strict=True), color=color, linewidth=1.7, linestyle=style)
-        start = tuple(0.3 * one + 0.7 * other for one, other in zip(start, end, strict=True))
+        start = 0.3 * start[0] + 0.7 * end[0], 0.3 * start[1] + 0.7 * end[1]
         look["linewidth"] = 0
     arrow = FancyArrowPatch(start, end, arrowstyle="-|>", connectionstyle=f"arc3,rad={bend}", **look)
     panel.add_patch(arrow)

@@ -9,12 +9,20 @@ from ncode_lab.experiments.coding.autoencode import Autoencode
 from ncode_lab.experiments.coding.models import HORIZON, AutoencoderSettings, build_autoencoder
 
 from ncode import InputError
+from ncode.dynamics import SparseLinear
 from ncode.models import AutoNCODE
 
 
 def build(kind, **options):
     torch.manual_seed(0)
     return build_autoencoder(kind, AutoencoderSettings("cifar10", width=0.05, **options)).eval()
+
+
+def theta_of(model, control):
+    """The matrix of a control."""
+    assert isinstance(model, AutoNCODE)
+    assert isinstance(model.block.dynamics, SparseLinear)
+    return model.block.dynamics.dense(control)
 
 
 @pytest.fixture
@@ -60,7 +68,7 @@ def test_a_rotation_keeps_the_norm_of_its_start_and_comes_back_by_its_inverse(im
     model = build("rotation", nonzeros=nonzeros, gain=gain, start=start)
     assert isinstance(model, RotationCode)
     control = model.control(images)
-    theta = model.block.dynamics.dense(control)
+    theta = theta_of(model, control)
     torch.testing.assert_close(theta, -theta.mT, rtol=0, atol=0)
     assert ((theta != 0).sum(-1) == 2 * nonzeros).all()
     codes = model.encode(images)
@@ -104,4 +112,5 @@ def test_every_ablation_has_a_label_of_its_own(changes, model, label, monkeypatc
 
 def test_a_dense_control_has_a_non_zero_everywhere(images):
     model = build("auton-code", latent=6, nonzeros=6)
-    assert (model.block.dynamics.dense(model.control(images)) != 0).all()
+    assert isinstance(model, AutoNCODE)
+    assert (theta_of(model, model.control(images)) != 0).all()
