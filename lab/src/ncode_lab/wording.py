@@ -18,6 +18,8 @@ MODEL_NAMES = {
     "ncode-3x3": "N-CODE open loop, 3×3",
     "ncode-closed": "N-CODE closed loop",
     "gamma-alone": "γ alone",
+    "late-fusion": "ANODE and γ, late fusion",
+    "gamma-channels": "ANODE, γ as channels",
     "ncode-net": "N-CODE network",
     "static-net": "static network",
     "static-net-wide": "static network, wide",

@@ -27,6 +27,8 @@ COLOURS = {
     "ncode-3x3": "#56B4E9",
     "ncode-closed": "#D55E00",
     "gamma-alone": "#CC79A7",
+    "late-fusion": "#000000",
+    "gamma-channels": "#9467BD",
     "ncode-net": "#0072B2",
     "static-net": "#7f7f7f",
     "static-net-wide": "#8C564B",

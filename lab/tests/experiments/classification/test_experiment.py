@@ -90,6 +90,7 @@ def test_generated_data_are_told_apart():
         ({"regime": "modern", "clip": 1.0, "augment": "yes"}, "cifar10, modern"),
         ({"regime": "modern", "clip": 0.0}, "cifar10, modern, clip 0"),
         ({"solver": "dopri5"}, "cifar10, solver dopri5"),
+        ({"readout": "pooled"}, "cifar10, readout pooled"),
         # A longer or a faster run of the same problem has the same name.
         ({"epochs": 3, "steps": 3, "batch": 100}, "cifar10"),
     ],
@@ -126,13 +127,15 @@ CHANGES = {
     "label_smoothing": 0.1,
     "filters": 7,
     "zeros": 3,
+    "readout": "pooled",
 }
 
 
 @pytest.mark.slow
 def test_a_label_names_just_what_changes_a_model_or_its_loss(drawn):
     batch = tuple(part[:4] for part in task_for(drawn).batch(0, torch.Generator()))
-    models = ("node", "anode", "anode-wide", "data-control", "ncode", "ncode-net", "static-net")
+    models = ("node", "anode", "anode-wide", "data-control", "ncode", "late-fusion", "gamma-channels")
+    models += ("ncode-net", "static-net")
     usual = Classification(models=models)
     plain = {trial.model: trial.dataset for trial in usual.trials([0])}
     changed = {

@@ -25,7 +25,7 @@ from ..common import (
     file_name,
     load_images,
 )
-from .models import CONTROLLED, MODELS, NETWORKS, TOLERANCE, WIDTHS, ClassifierSettings, Model
+from .models import CONTROLLED, FUSED, MODELS, NETWORKS, TOLERANCE, WIDTHS, ClassifierSettings, Model
 from .training import DATASETS, REGIMES, Classify, Recipe, RegimeName, measure
 
 CAPTION = (
@@ -110,8 +110,9 @@ class Classification(ClassifierSettings, Experiment):
     channels: int = 0
     """Channels of images of your own: 1 for grey, 3 for colour. 0: grey if all of them are."""
     models: tuple[Model, ...] = ("node", "anode", "anode-wide", "data-control", "ncode", "ncode-3x3")
-    """Models to train. ncode-closed drives the kernels by the state; gamma-alone has no flow; ncode-net, static-net and
-    static-net-wide are networks of three blocks."""
+    """Models to train. ncode-closed drives the kernels by the state; gamma-alone has no flow; late-fusion and
+    gamma-channels use gamma's features without control; ncode-net, static-net and static-net-wide are networks of three
+    blocks."""
     regime: RegimeName = "paper"
     """Training recipe. paper: Adam at 1e-3, no augmentation, 20 epochs (CIFAR-10: 50), the epoch with the best held-out
     accuracy. modern: random crops and flips, AdamW, clipped gradients, one-cycle learning rate, 24 epochs (CIFAR-10:
@@ -267,10 +268,10 @@ def relevant_settings(model: str) -> tuple[str, ...]:
         return ("control_cost", "kinetic_cost", *trained)
     if model == "gamma-alone":
         return ("gamma", "hidden", "dropout", *trained)
-    gamma = ("gamma", "hidden") if model in CONTROLLED or model == "anode-wide" else ()
-    control = ("dropout", "scale", "control_cost") if model in CONTROLLED else ()
-    zeros = () if model == "node" else ("zeros",)
-    return (*gamma, *control, "kinetic_cost", *trained, "filters", *zeros, "solver")
+    gamma = ("gamma", "hidden") if model in CONTROLLED or model == "anode-wide" or model in FUSED else ()
+    control = ("dropout", "scale", "control_cost") if model in CONTROLLED else ("dropout",) if model in FUSED else ()
+    zeros = () if model in ("node", "gamma-channels") else ("zeros",)
+    return (*gamma, *control, "kinetic_cost", *trained, "filters", *zeros, "readout", "solver")
 
 
 def _pictures(named: Sequence[tuple[str, Result]]) -> list[Picture]:
