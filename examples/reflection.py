@@ -3,7 +3,7 @@
 
 A neural ODE (NODE) moves all samples in one vector field. Its trajectories cannot cross, so no training teaches it to
 map x to −x. In an N-CODE each sample has a field of its own: its weights are set by the initial value (open loop), or
-driven by the state on the way (closed loop). Then trajectories may cross. This is figure 3 of the paper.
+driven by the state on the way (closed loop). Then trajectories may cross. This is figure 4 of the paper.
 """
 
 import matplotlib.pyplot as plt

@@ -3,7 +3,7 @@
 
 An oscillation on the line turns back, and so no equation dx/dt = f(x) has it as a solution: with a constant control the
 state can only run to a fixed point. If the control follows an equation that the state drives, one number is enough, and
-gradients through the solver find it. This is figure 2 of the paper.
+gradients through the solver find it. This is figure 3 of the paper.
 """
 
 import matplotlib.pyplot as plt

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,13 @@ def test_a_step_of_an_autoencoder_is_timed_with_its_flow_and_without_data(tmp_pa
     assert flowing["ms of the flow"] > 0
     assert "ms of the flow" not in plain
     assert record["command"].startswith("python -m benchmarks.lab.autoencoder --device cpu")
+
+
+def test_a_short_flow_is_linear_in_its_control_and_a_long_one_is_not(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks.lab.linearity import FORMS, explained
+
+    settings = replace(FORMS["the paper's for CIFAR-10"], latent=8)
+    short, paper, long = (explained(replace(settings, gain=gain), 2000, seed=0) for gain in (1e-3, 1.0, 4.0))
+    assert short > 0.9999
+    assert 0.99 > paper > long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 # By the key that settings and result files have.
 MODEL_NAMES = {
@@ -17,6 +18,8 @@ MODEL_NAMES = {
     "ncode-3x3": "N-CODE open loop, 3×3",
     "ncode-closed": "N-CODE closed loop",
     "gamma-alone": "γ alone",
+    "late-fusion": "ANODE and γ, late fusion",
+    "gamma-channels": "ANODE, γ as channels",
     "ncode-net": "N-CODE network",
     "static-net": "static network",
     "static-net-wide": "static network, wide",
@@ -31,6 +34,9 @@ MODEL_NAMES = {
     "vae": "VAE",
     "sparse": "sparse AE",
     "denoising": "denoising AE",
+    "sphere": "sphere, no flow",
+    "sphere-exp": "sphere, exponential",
+    "rotation": "AutoN-CODE, rotation",
     # The Van der Pol oscillator.
     "constant": "constant control",
     "dynamic": "dynamic control",
@@ -62,8 +68,26 @@ def format_number(value: float, digits: int = 2) -> str:
         return "not finite"
     if value == 0 or is_plain(value, digits):
         return f"{value:.{digits}f}"
+    return _with_power(value)
+
+
+def _with_power(value: float) -> str:
     mantissa, _, power = f"{value:.1e}".partition("e")
     return f"{mantissa}×10{str(int(power)).translate(SUPERSCRIPTS)}"
+
+
+def format_alike(values: Iterable[float], digits: int = 2) -> list[str]:
+    """Format numbers that stand side by side in one way: if one of them needs a power of ten, all have one.
+
+    >>> format_alike([0.5, 0.25]), format_alike([0.75, 3.14e-6])
+    (['0.50', '0.25'], ['7.5×10⁻¹', '3.1×10⁻⁶'])
+    """
+    values = list(values)
+    powers = any(value and math.isfinite(value) and not is_plain(value, digits) for value in values)
+    return [
+        _with_power(value) if powers and value and is_plain(value, digits) else format_number(value, digits)
+        for value in values
+    ]
 
 
 def is_plain(value: float, digits: int) -> bool:

@@ -65,6 +65,18 @@ def test_what_the_paper_ran_and_we_did_not_is_said():
     assert lines([result()], [ERROR], paper)[-1] == "| LSTM | – | 50.0 | not run | – |"
 
 
+def test_a_model_that_we_ran_with_other_settings_is_not_said_to_be_missing():
+    paper = [Reported(model, "annuli", "error", 0.5) for model in ("node", "lstm")]
+    paper += [Reported("lstm", "annuli, epochs 3", "error", 0.5)]
+    results = [result("anode"), result("node", "annuli, epochs 3")]
+    table = make_table(results, [ERROR], paper)
+    assert [(row.model, row.dataset, row.seeds) for row in table.rows] == [
+        ("ANODE", "annuli", 1),
+        ("LSTM", "annuli", 0),
+        ("NODE", "annuli, epochs 3", 1),
+    ]
+
+
 def test_a_metric_that_some_seeds_lack_says_of_how_many_it_is():
     results = [result(seed=0), result(seed=1), result(seed=2, metrics={})]
     assert "25.0 ± 0.0 (2 of 3)" in as_markdown(make_table(results, [ERROR]))

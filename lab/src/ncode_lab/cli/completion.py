@@ -13,6 +13,7 @@ from ncode.errors import check_choice
 
 from ..experiments import EXPERIMENTS, find
 from ..training import RunOptions
+from .paper import PaperOptions
 from .report import CollectOptions, ExplorerOptions, ReportOptions, TablesOptions
 from .run import DEFAULT_PRESET, DemoOptions, PresetFlags, SweepArguments, form
 
@@ -47,6 +48,7 @@ def _all_commands() -> Any:
         "run": make_dataclass("Run", [("experiment", tyro.conf.OmitSubcommandPrefixes[reduce(or_, experiments)])]),
         "report": ReportOptions,
         "demo": DemoOptions,
+        "paper": PaperOptions,
         "sweep": form("Sweep", sweep=SweepArguments),
         "explorer": ExplorerOptions,
         "collect": CollectOptions,

@@ -28,6 +28,7 @@ COMMANDS = {
     "run": Command("run an experiment: ncode run reflection --quick", "run", "run"),
     "report": Command("write an HTML report of runs: ncode report runs/*", "report", "report"),
     "demo": Command("run reflection, annuli and memory quickly, then write the report", "run", "demo"),
+    "paper": Command("run every experiment with the paper's settings, then write the report", "paper", "paper"),
     "sweep": Command("run an experiment over a grid of settings", "run", "sweep"),
     "collect": Command("copy the results of runs to results/, one JSON file per trial", "report", "collect"),
     "tables": Command("write the results under results/ into the tables of a Markdown file", "report", "tables"),

@@ -30,7 +30,7 @@ def find(name: str) -> type[Experiment]:
     """The experiment of that name. The error for a misspelt name suggests the nearest one.
 
     >>> find("reflection").line
-    'x -> -x on the line, which no NODE can learn (figure 3)'
+    'x -> -x on the line, which no NODE can learn (figure 4)'
     """
     module, _, kind = _CLASSES[check_choice("experiment", name, EXPERIMENTS)].partition(":")
     return getattr(import_module(f".{module}", __package__), kind)

@@ -32,7 +32,7 @@ def draw_curves(curves: Mapping[str, Sequence[Curves]], quantities: Sequence[Qua
         for model, seeds in curves.items():
             draw_curve(panel, seeds, quantity, colour(model), model_name(model))
         panel.set(xlabel="training steps", ylabel=quantity.label)
-        whole_ticks(panel)
+        whole_ticks(panel.xaxis)
         if quantity.log:
             panel.set_yscale("log")
         panel.spines[["top", "right"]].set_visible(False)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -26,6 +27,8 @@ COLOURS = {
     "ncode-3x3": "#56B4E9",
     "ncode-closed": "#D55E00",
     "gamma-alone": "#CC79A7",
+    "late-fusion": "#000000",
+    "gamma-channels": "#9467BD",
     "ncode-net": "#0072B2",
     "static-net": "#7f7f7f",
     "static-net-wide": "#8C564B",
@@ -40,6 +43,9 @@ COLOURS = {
     "vae": "#009E73",
     "sparse": "#CC79A7",
     "denoising": "#7f7f7f",
+    "sphere": "#56B4E9",
+    "sphere-exp": "#000000",
+    "rotation": "#D55E00",
 }
 
 
@@ -59,10 +65,10 @@ def new_panels(rows: int, columns: int, width: float, height: float, **options: 
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def whole_ticks(*panels: Axes) -> None:
-    """Few ticks at whole numbers below each panel: training steps have no fractions, and neighbours must not touch."""
-    for panel in panels:
-        panel.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=True))
+def whole_ticks(*axes: Axis, most: int = 5) -> None:
+    """Few ticks at whole numbers on each axis, all in one format; labels of neighbouring panels must not touch."""
+    for axis in axes:
+        axis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 5, 10], integer=True))
 
 
 def shared_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:

@@ -66,7 +66,7 @@ def make_table(results: Iterable[Result], columns: Sequence[Column] = (), paper:
     """Make one row per model and problem: problem by problem, in the order of first appearance.
 
     Without columns, all metrics are shown. A model that only the paper has run gets a row too, if we ran any model on
-    that problem.
+    that problem, and did not run that model there with other settings, which a label names after a comma.
 
     >>> from ncode_lab.report import as_markdown
     >>> about = dict(experiment="annuli", preset="quick", settings={}, parameters=354, seconds=1.0, device="cpu")
@@ -85,9 +85,11 @@ def make_table(results: Iterable[Result], columns: Sequence[Column] = (), paper:
     columns = tuple(columns) or _all_metrics(result for group in groups.values() for result in group)
     known = {dataset for _, dataset in groups}
     shown = {column.metric for column in columns}
+    run = {(model, _problem(dataset)): dataset for model, dataset in groups}
     for line in paper:
         if line.dataset in known and line.metric in shown:
-            groups.setdefault((line.model, line.dataset), [])
+            place = run.setdefault((line.model, _problem(line.dataset)), line.dataset)
+            groups.setdefault((line.model, place), [])
     notes = list(
         dict.fromkeys(r.note for r in paper if r.note and (r.model, r.dataset) in groups and r.metric in shown)
     )
@@ -96,6 +98,11 @@ def make_table(results: Iterable[Result], columns: Sequence[Column] = (), paper:
     rows = [row._replace(model=model_name(row.model, experiment)) for row in rows]
     place = {dataset: i for i, dataset in enumerate(dict.fromkeys(row.dataset for row in rows))}
     return Table(columns, tuple(sorted(rows, key=lambda row: place[row.dataset])), tuple(notes))
+
+
+def _problem(dataset: str) -> str:
+    """The problem of a label, without the settings behind it."""
+    return dataset.partition(",")[0]
 
 
 def _all_metrics(results: Iterable[Result]) -> tuple[Column, ...]:

@@ -160,6 +160,14 @@ def list_unfinished(out: str | Path, experiment: str) -> list[Path]:
     return found
 
 
+def find_finished(out: str | Path, experiment: str) -> Path | None:
+    """Find the folder of an experiment's newest run that is finished, with all of its results."""
+    for path in reversed(_run_folders(Path(out), experiment)):
+        if _is_finished(path):
+            return path
+    return None
+
+
 def find_in_use(out: str | Path, experiment: str) -> Path | None:
     """Find the folder of an experiment's newest run that a process is working in."""
     return next(filter(is_locked, reversed(_run_folders(Path(out), experiment))), None)

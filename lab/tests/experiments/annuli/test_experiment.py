@@ -56,6 +56,15 @@ def test_the_smoke_form_runs_and_draws_every_figure(tmp_path):
     assert all(picture.caption for picture in pictures)
 
 
+def test_curves_are_drawn_from_result_files_alone_in_the_order_of_models():
+    curves = {"evaluation step": [1, 2], "evaluation loss": [0.5, 0.25], "evaluation accuracy": [0.5, 1.0]}
+    about = ("annuli", "paper", 0, {}, {}, 1, 1.0, "", {}, "", "")
+    results = [Result("annuli", model, *about, curves=curves) for model in ("open-loop", "node")]
+    (picture,) = Annuli.redraw(results)
+    assert picture.name == "training"
+    assert [text.get_text() for text in picture.figure.legends[0].get_texts()] == ["NODE", "N-CODE open loop"]
+
+
 def test_figures_are_drawn_of_what_is_done(tmp_path):
     assert SMOKE.figures([]) == []
     alone = finish(SMOKE, Trial("node", "annuli", 3), tmp_path)

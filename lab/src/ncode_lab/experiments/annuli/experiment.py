@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from ncode import InputError
 
 from ...data import Points, annuli, stream
-from ...training import Column, Loss, Task, Trial, TrialContext
+from ...training import Column, Loss, Result, Task, Trial, TrialContext
 from ..base import Experiment, Finished, Picture
 from ..common import check_choices, check_positive, curves_by_model, first_seeds, mean_control_norm
 from .models import (
@@ -48,7 +48,7 @@ class Annuli(Experiment):
     """
 
     name = "annuli"
-    line = "a disc and the annulus around it, which no flow of the plane separates (figures 1, 4, A.1)"
+    line = "a disc and the annulus around it, which no flow of the plane separates (figures 1, 5, A.1)"
     question = (
         "A neural ODE deforms the plane without tearing it: an annulus that encircles a disc still does so when the"
         " flow ends, and no line divides the two. A model with one more dimension can lead one class around the other."
@@ -107,30 +107,36 @@ class Annuli(Experiment):
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
         """Boundaries, training curves, trajectories and fields. All but the curves show the first seed."""
-        from ...figures.curves import Quantity, draw_curves
         from .figures import Boundary, Flows, Paths, draw_boundaries, draw_fields, draw_flows, draw_trajectories
 
         if not finished:
             return []
-        curves = curves_by_model(done.result for done in finished)
         boundaries, trajectories, fields = {}, {}, {}
         for model, done in first_seeds(finished).items():
             boundaries[model] = Boundary(**done.load("boundary"), accuracy=done.result.metrics["accuracy"])
             trajectories[model] = Paths(**done.load("paths"), zeros=ZEROS if model == "anode" else 0)
             fields[model] = Flows(**done.load("flows"))
-        quantities = [
-            Quantity("evaluation", "loss", "held-out loss", log=True),
-            Quantity("evaluation", "accuracy", "held-out accuracy, %", scale=100),
-        ]
         # Only the field of a closed loop changes with time.
         shown = next(model for model in ("closed-loop", *fields) if model in fields)
         return [
             Picture("boundaries", draw_boundaries(boundaries), _BOUNDARIES),
-            Picture("training", draw_curves(curves, quantities), _TRAINING),
+            *self.redraw([done.result for done in finished]),
             Picture("trajectories", draw_trajectories(trajectories), _TRAJECTORIES),
             Picture("fields", draw_fields(fields), _FIELDS),
             Picture("flows", draw_flows(fields[shown], shown), _FLOWS),
         ]
+
+    @classmethod
+    def redraw(cls, results: Sequence[Result]) -> list[Picture]:
+        """Training curves."""
+        from ...figures.curves import Quantity, draw_curves
+
+        quantities = [
+            Quantity("evaluation", "loss", "held-out loss", log=True),
+            Quantity("evaluation", "accuracy", "held-out accuracy, %", scale=100),
+        ]
+        ordered = sorted(results, key=lambda result: [*cls.models, result.model].index(result.model))
+        return [Picture("training", draw_curves(curves_by_model(ordered), quantities), _TRAINING)]
 
 
 _BOUNDARIES = (

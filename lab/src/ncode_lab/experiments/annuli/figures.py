@@ -1,10 +1,11 @@
-"""Figures 1, 4 and A.1 of the paper: concentric annuli."""
+"""Figures 1, 5 and A.1 of the paper: concentric annuli."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from ...figures.style import legend_entry, new_panels
+from ...figures.style import legend_entry, new_panels, whole_ticks
 from ...wording import model_name, per_cent
 
 SHADES = ("#3B4CC0", "#C9960C")  # of the classes: unlike the colours of models, and distinct for the colour-blind
@@ -135,15 +136,30 @@ def _field(panel: Axes, flows: Flows, kind: int, number: int, time: float) -> No
     panel.quiver(axis, axis, directions[..., 0], directions[..., 1], **style)
     so_far = flows.xs[kind, flows.times <= time + 1e-6].numpy()
     panel.plot(*so_far.T, color=SHADES[kind], linewidth=2)
+    _arrowhead(panel, so_far, SHADES[kind])
     panel.plot(*so_far[0], "o", color="white", markeredgecolor=SHADES[kind], markersize=5)
     panel.plot(*so_far[-1], "o", color=SHADES[kind], markeredgecolor="black", markersize=6)
     panel.set_aspect("equal")
-    panel.set(xlim=(axis[0], axis[-1]), ylim=(axis[0], axis[-1]))
+    margin = 0.6 * (axis[1] - axis[0])  # half an arrow, so that those at the edge are whole
+    sides = float(axis[0] - margin), float(axis[-1] + margin)
+    panel.set(xlim=sides, ylim=sides)
+    whole_ticks(panel.xaxis, panel.yaxis, most=4)
+
+
+def _arrowhead(panel: Axes, path: Any, shade: str) -> None:
+    """Show the direction of a path (T, 2) half-way along it, if it is long enough to be seen."""
+    length = np.concatenate([[0.0], np.linalg.norm(np.diff(path, axis=0), axis=1).cumsum()])
+    if length[-1] < 0.1 * np.ptp(panel.dataLim.intervalx):
+        return
+    middle = int(np.searchsorted(length, length[-1] / 2))
+    style = {"arrowstyle": "-|>", "color": shade, "linewidth": 0, "mutation_scale": 14}
+    panel.annotate("", xy=tuple(path[middle]), xytext=tuple(path[middle - 1]), arrowprops=style)
 
 
 def _plane(panel: Axes, width: tuple[float, float], height: tuple[float, float]) -> None:
     panel.set_aspect("equal")
     panel.set(xlim=width, ylim=height, xlabel="$x_1$")
+    whole_ticks(panel.xaxis, panel.yaxis)
     if panel.get_subplotspec().is_first_col():  # type: ignore[union-attr]
         panel.set_ylabel("$x_2$")
 

@@ -36,7 +36,7 @@ def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
             continue
         nfe.plot(course.loss.flatten(), course.nfe.flatten(), ".", color=shade, markersize=3, alpha=0.3, linewidth=0)
         nfe.plot(course.loss.mean(0), course.nfe.mean(0), color=shade, linewidth=1.2)
-    whole_ticks(accuracy, losses)
+    whole_ticks(accuracy.xaxis, losses.xaxis, accuracy.yaxis, nfe.yaxis)
     nfe.locator_params(axis="x", nbins=5)
     accuracy.set(xlabel="training steps", ylabel="held-out accuracy, %")
     losses.set(xlabel="training steps", ylabel="loss (dashed: training images)")

@@ -17,12 +17,14 @@ from ncode.errors import check_choice, check_count, check_fraction
 from ncode.models import GAMMAS, Classifier, ClassifierOutput, Gamma, ImageClassifier, gamma, shrunk_shape
 
 from ..common import check_not_negative, check_positive
+from .fusion import FusedClassifier, Place, ReadOut
 from .network import ClassifierNet
 
 Shape = tuple[int, int, int]
 OneBlock = Literal["node", "anode", "anode-wide", "data-control", "ncode", "ncode-3x3", "ncode-closed", "gamma-alone"]
+Fused = Literal["late-fusion", "gamma-channels"]
 Network = Literal["ncode-net", "static-net", "static-net-wide"]
-Model = Literal[OneBlock, Network]
+Model = Literal[OneBlock, Fused, Network]
 MODELS: tuple[Model, ...] = get_args(Model)
 NETWORKS: tuple[Network, ...] = get_args(Network)  # several blocks: compared with each other, not with single blocks
 CONTROLLED = {
@@ -30,6 +32,7 @@ CONTROLLED = {
     "ncode-3x3": ("conv_3x3",),
     "ncode-closed": ("conv_in", "conv_3x3", "conv_out"),
 }
+FUSED: dict[str, Place] = {"late-fusion": "read-out", "gamma-channels": "channels"}
 TOLERANCE = 1e-3  # relative and absolute, of dopri5
 WIDTHS = (48, 96, 192)  # channels of the blocks of a network
 
@@ -50,6 +53,8 @@ class ClassifierSettings:
     """Filters of the block. 0: 50 for N-CODE, 64 for ANODE and data control, 92 (grey images) or 125 for NODE."""
     zeros: int = 0
     """Channels that start at 0. 0: 5 for grey images and 10 for colour; below 0: none."""
+    readout: ReadOut = "flattened"
+    """What the linear read-out sees of the final state: all values, as in the paper, or means over 2 x 2 fields."""
     shrink: int = 1
     """Reduce images by this factor first, by averaging, for quick runs."""
     solver: Literal["dopri5", "rk4"] = "dopri5"
@@ -63,6 +68,7 @@ class ClassifierSettings:
     def __post_init__(self) -> None:
         check_choice("gamma", self.gamma, GAMMAS)
         check_choice("solver", self.solver, ("dopri5", "rk4"))
+        check_choice("readout", self.readout, get_args(ReadOut))
         check_count("steps", self.steps)
         check_fraction("dropout", self.dropout)
         check_positive(self, "shrink", "scale")
@@ -123,6 +129,8 @@ def build_classifier(
     - ncode: gamma sets all three kernels; ncode-3x3: only the middle one.
     - ncode-closed: gamma sets the three kernels, and the state drives them.
     - gamma-alone: a linear map of gamma's features, without a flow.
+    - late-fusion: anode, whose read-out sees gamma's features too; gamma-channels: anode with gamma's features as
+      channels instead of zeros. Neither has a control.
     - ncode-net: three blocks with down-sampling between them; static-net: the same with a control that all samples
       share; static-net-wide: static-net with about as many parameters as ncode-net.
     """
@@ -150,16 +158,22 @@ def count_parameters(build: Callable[[], nn.Module]) -> int:
 
 def _one_block(
     name: str, shape: Shape, classes: int, settings: ClassifierSettings, filters: int, **solver: Any
-) -> Classifier:
+) -> ImageClassifier:
     seen = shrunk_shape(shape, settings.shrink)
     zeros = 0 if name == "node" or settings.zeros < 0 else settings.zeros or (5 if shape[0] == 1 else 10)
+    zeros, channels = (0, seen[0] + settings.hidden) if name == "gamma-channels" else (zeros, seen[0])
     context = seen[0] if name == "data-control" else 0
     controlled = CONTROLLED.get(name, ())
-    f: Dynamics = ConvBlock(seen[0] + zeros, filters, controlled, time=not controlled, context=context)
+    f: Dynamics = ConvBlock(channels + zeros, filters, controlled, time=not controlled, context=context)
     f = Augmented(f, zeros) if zeros else f
     options = {**settings.solver_options(driven=name == "ncode-closed"), **solver}
     block = NCODE(f, _controller(name, seen, zeros, settings), **options)
-    return Classifier(block, shape, classes, settings.shrink)
+    if name not in FUSED and settings.readout == "flattened":
+        return Classifier(block, shape, classes, settings.shrink)
+    fused = name in FUSED
+    trunk = gamma(settings.gamma, seen, settings.hidden, settings.dropout) if fused else nn.Identity()
+    how = {"place": FUSED.get(name, "none"), "readout": settings.readout, "shrink": settings.shrink}
+    return FusedClassifier(block, trunk, shape, classes, settings.hidden, **how)
 
 
 def _controller(name: str, seen: Shape, zeros: int, settings: ClassifierSettings) -> Controller:

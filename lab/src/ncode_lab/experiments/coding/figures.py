@@ -1,4 +1,4 @@
-"""Figures of the experiments with autoencoders (figures 6 and A.4 to A.6, appendix C.6 to C.8 of the paper)."""
+"""Figures of the experiments with autoencoders (figures 7, 8 and A.4 to A.6, appendix C.6 to C.8 of the paper)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def draw_training(curves: Mapping[str, Sequence[Curves]], principal: Mapping[str
     for (name, error), style in zip(principal.items(), (":", "-."), strict=False):
         panel.axhline(error, color="0.4", linestyle=style, linewidth=1.2, label=name)
     panel.set(xlabel="training steps", yscale="log")
-    whole_ticks(panel)
+    whole_ticks(panel.xaxis)
     panel.set_ylabel("mean squared error (dashed: training batches)", fontsize="small")
     panel.legend(frameon=False, fontsize="small")
     return figure

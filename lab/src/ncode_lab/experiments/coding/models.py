@@ -11,22 +11,33 @@ from ncode.errors import check_choice
 from ncode.models import Autoencoder, AutoNCODE, ControlNormKind, FlowStart
 
 from ..common import check_not_negative
+from .ablations import RotationCode, SphereCode
 from .baselines import CodeNoise, PlainAutoencoder, VariationalAutoencoder
 from .coders import ARCHITECTURES, Architecture, Decoder, Encoder, architecture, own_architecture
 from .texture import Texture
 
-Kind = Literal["auton-code", "ae", "ae-wide", "vae", "sparse", "denoising"]
+PaperKind = Literal["auton-code", "ae", "ae-wide", "vae", "sparse", "denoising"]
+Ablation = Literal["sphere", "sphere-exp", "rotation"]
+Kind = Literal[PaperKind, Ablation]
 NormSetting = Literal["auto", ControlNormKind]
 StartSetting = Literal["auto", FlowStart]
 KINDS: tuple[Kind, ...] = get_args(Kind)
+PAPER_KINDS: tuple[PaperKind, ...] = get_args(PaperKind)
 
 HORIZON = 10.0  # end of the flow
 MAX_GAIN = 8.0
 SPARSITY = 1e-3  # weight of the mean absolute code of sparse
 IMAGE_NOISE = 0.2  # standard deviation of the noise that denoising removes
 
-# Settings that concern one model only.
-OWN_SETTINGS = {"auton-code": ("nonzeros", "norm", "gain", "start", "kinetic_cost"), "vae": ("beta",)}
+# Settings that concern some models only.
+_FLOW_SETTINGS = ("nonzeros", "norm", "gain", "start", "kinetic_cost")
+OWN_SETTINGS = {
+    "auton-code": _FLOW_SETTINGS,
+    "rotation": _FLOW_SETTINGS,
+    "sphere": ("gain",),
+    "sphere-exp": ("gain",),
+    "vae": ("beta",),
+}
 
 
 class Flow(NamedTuple):
@@ -143,7 +154,13 @@ class AutoencoderSettings:
 
 
 def build_autoencoder(kind: str, settings: AutoencoderSettings, seed: int = 0) -> Autoencoder:
-    """A new autoencoder, one of `KINDS`; `seed` is that of AutoN-CODE's sparsity pattern and of its x(0)."""
+    """A new autoencoder; `seed` is that of AutoN-CODE's sparsity pattern and of its x(0).
+
+    - auton-code: the code is the end of a flow; rotation: of one with a skew-symmetric control.
+    - sphere: the code is a point on a sphere, without a flow; sphere-exp: the exponential of its values.
+    - ae: the code is a linear map of features; ae-wide: of twice the dimensions; sparse, denoising: trained otherwise.
+    - vae: variational.
+    """
     check_choice("model", kind, KINDS)
     sizes, latent = settings.architecture, settings.latent_of(kind)
     encoder, decoder = Encoder(sizes), Decoder(sizes, latent, settings.standardise)
@@ -151,10 +168,14 @@ def build_autoencoder(kind: str, settings: AutoencoderSettings, seed: int = 0) -
     parts = (encoder, decoder, encoder.width, latent, settings.loss)
     common = {"code_noise": CodeNoise(settings.noise_of(kind)), "terms": terms}
     match kind:
-        case "auton-code":
+        case "auton-code" | "rotation":
             costs = [KineticEnergy(settings.kinetic_cost)] if settings.kinetic_cost else []
             flow = {**settings.flow._asdict(), "horizon": HORIZON, "costs": costs, "seed": seed}
-            return AutoNCODE(*parts, sizes.nonzeros, **flow, **common)
+            build = AutoNCODE if kind == "auton-code" else RotationCode
+            return build(*parts, sizes.nonzeros, **flow, **common)
+        case "sphere" | "sphere-exp":
+            horizon = HORIZON if kind == "sphere-exp" else 0.0
+            return SphereCode(*parts, gain=settings.flow.gain, horizon=horizon, **common)
         case "vae":
             # Binary cross-entropy is a likelihood as it is.
             beta = settings.beta or (1.0 if settings.loss == "bce" else 0.04)

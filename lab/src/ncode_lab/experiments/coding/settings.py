@@ -65,7 +65,8 @@ class Coding(AutoencoderSettings, Experiment, ABC):
     }
 
     models: tuple[Kind, ...] = ("auton-code", "ae", "ae-wide", "vae")
-    """Models. ae-wide has twice the dimensions."""
+    """Models. ae-wide has twice the dimensions. sphere, sphere-exp and rotation are AutoN-CODE with a part replaced: no
+    flow, an exponential of each value, and a skew-symmetric control."""
     source: str = ""
     """Folder of a run of `autoencode` with trained models to use. Its data set and training settings are used too."""
     epochs: int = 0
@@ -190,7 +191,7 @@ class Coding(AutoencoderSettings, Experiment, ABC):
         names = [name for name in (*_training_settings(), *self.judged_by) if name not in ("dataset", "fallback")]
         values = {name: getattr(self, name) for name in names}
         nearest = min(presets, key=lambda preset: sum(values[name] != presets[preset][name] for name in names))
-        others = {name for kind, owned in OWN_SETTINGS.items() if kind != model for name in owned}
+        others = {name for owned in OWN_SETTINGS.values() for name in owned} - set(OWN_SETTINGS.get(model, ()))
         changed = [name for name in names if name not in others and values[name] != presets[nearest][name]]
         words = [_describe(name.replace("_", " "), values[name]) for name in changed]
         return ", ".join([self.data_name(), *(["paper"] if nearest == "paper" else []), *words])

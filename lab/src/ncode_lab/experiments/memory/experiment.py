@@ -43,7 +43,7 @@ class Memory(Experiment):
     """
 
     name = "memory"
-    line = "bit patterns remembered in fast weights, and recalled from a part (figure 5)"
+    line = "bit patterns remembered in fast weights, and recalled from a part (figure 6)"
     question = (
         "Patterns of random bits are shown twice for half a second each; then one of them comes back with most of its"
         " bits set to zero, and is to be completed. The patterns are new in every episode, so no fixed weights know"
@@ -145,7 +145,7 @@ class Memory(Experiment):
 
     @classmethod
     def redraw(cls, results: Sequence[Result]) -> list[Picture]:
-        """Figure 5 and figure A.3 from result files, which may come from several runs."""
+        """Figure 6 and figure A.3 from result files, which may come from several runs."""
         from .figures import draw_plastic, draw_rivals
 
         lines = [_line(result) for result in results if result.curves.get("train error")]

@@ -1,4 +1,4 @@
-"""Figures 5 and A.3 of the paper: error against episodes; and one episode."""
+"""Figures 6 and A.3 of the paper: error against episodes; and one episode."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def draw_rivals(lines: Sequence[Line]) -> Figure:
         for panel in panels[row][len(here) :]:
             panel.set_axis_off()
         panels[row][0].set_ylabel("error, %")
-    shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 2.1))
+    shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 1.7))
     return figure
 
 
@@ -66,10 +66,10 @@ def draw_plastic(lines: Sequence[Line]) -> Figure:
             for shade, count in zip(shades, counts, strict=True):
                 here = [line for line in lines if line[1:4] == (n, count, degradation)]
                 _draw(panel, here, tuple(shade), f"{count} patterns")
-            panel.set_title(f"n = {n}, {per_cent(degradation, 0)} of bits lost", fontsize="medium")
+            panel.set_title(f"n = {n}, {per_cent(degradation, 0)} lost", fontsize="medium")
             _frame(panel)
         panels[row][0].set_ylabel("error, %")
-    shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 2.1))
+    shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 1.7))
     return figure
 
 
@@ -128,14 +128,13 @@ def _settings(lines: Iterable[Line]) -> list[tuple[int, int, float]]:
 
 def _dress(panel: Axes, setting: tuple[int, int, float]) -> None:
     n, patterns, degradation = setting
-    panel.set_title(f"n = {n}, {patterns} patterns, {per_cent(degradation, 0)} of bits lost", fontsize="medium")
-    panel.axhline(50 * degradation, color="0.4", linewidth=0.9, linestyle=":")
-    panel.text(0.99, 50 * degradation + 0.8, "chance", transform=panel.get_yaxis_transform(), ha="right", color="0.4")
+    panel.set_title(f"n = {n}, {patterns} patterns, {per_cent(degradation, 0)} lost", fontsize="medium")
+    panel.axhline(50 * degradation, color="0.4", linewidth=0.9, linestyle=":", label="chance")
     _frame(panel)
 
 
 def _frame(panel: Axes) -> None:
-    panel.axhline(1, color="0.4", linewidth=0.9, linestyle="--")
+    panel.axhline(1, color="0.4", linewidth=0.9, linestyle="--", label="1 %")
     panel.set(xscale="log", xlabel="episodes", ylim=(0, 52))
     panel.spines[["top", "right"]].set_visible(False)
 

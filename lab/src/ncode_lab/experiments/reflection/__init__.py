@@ -1,1 +1,1 @@
-"""The reflection x -> -x, which no NODE can learn (section 4.1 and figure 3 of the paper)."""
+"""The reflection x -> -x, which no NODE can learn (section 4.1 and figure 4 of the paper)."""

@@ -36,7 +36,7 @@ class Reflection(Experiment):
     """Learn x -> -x on [-1, 1]."""
 
     name = "reflection"
-    line = "x -> -x on the line, which no NODE can learn (figure 3)"
+    line = "x -> -x on the line, which no NODE can learn (figure 4)"
     question = (
         "Trajectories of a neural ODE never cross, so on the line it cannot swap two numbers: the best it can do with"
         " x → −x is to send everything to zero, with a mean squared error of 1/3. Do the trajectories cross once the"

@@ -1,4 +1,4 @@
-"""Figure 3 of the paper: trajectories over the field that they meet."""
+"""Figure 4 of the paper: trajectories over the field that they meet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from ...figures.style import new_panels
-from ...wording import format_number, model_name
+from ...wording import format_alike, model_name
 
 START = ScalarMappable(Normalize(-1, 1), colormaps["coolwarm"])
 
@@ -31,9 +31,10 @@ class Flow(NamedTuple):
 def draw_reflection(flows: Mapping[str, Flow]) -> Figure:
     """One panel per model: trajectories coloured by x(0), over the field of the sample that starts at 1."""
     figure, (panels,) = new_panels(1, len(flows), width=3.3, height=3.2, sharey=True)
-    for panel, (name, flow) in zip(panels, flows.items(), strict=True):
+    errors = format_alike([flow.error for flow in flows.values()], 4)
+    for panel, (name, flow), error in zip(panels, flows.items(), errors, strict=True):
         _draw(panel, flow)
-        panel.set_title(f"{model_name(name)}\nmean squared error {format_number(flow.error, 4)}", fontsize="medium")
+        panel.set_title(f"{model_name(name)}\nmean squared error {error}", fontsize="medium")
     panels[0].set_ylabel("x(t)")
     figure.colorbar(START, ax=list(panels), label="x(0)", ticks=[-1, 0, 1])
     return figure

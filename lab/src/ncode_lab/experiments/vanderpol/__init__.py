@@ -1,1 +1,1 @@
-"""The Van der Pol oscillator as a line with a control (figure 2 of the paper)."""
+"""The Van der Pol oscillator as a line with a control (figure 3 of the paper)."""

@@ -58,7 +58,7 @@ class VanDerPol(Experiment):
     """
 
     name = "vanderpol"
-    line = "the Van der Pol oscillator, with a constant and with a dynamic control (figure 2)"
+    line = "the Van der Pol oscillator, with a constant and with a dynamic control (figure 3)"
     question = (
         "An oscillation on the line turns back, and so no autonomous equation on the line has it as a solution: with a"
         " constant control, a NODE can only run to a fixed point. Once the control follows an equation of its own,"
@@ -122,7 +122,7 @@ class VanDerPol(Experiment):
         return {**score(model, task.record), "mu": mu, "mu error": abs(mu - true) / true}
 
     def figures(self, finished: Sequence[Finished]) -> list[Picture]:
-        """Figure 2 for each regime, of the first seed; and mu during training, of all seeds."""
+        """Figure 3 for each regime, of the first seed; and mu during training, of all seeds."""
         from .figures import Fit, draw_learning, draw_vanderpol
 
         regimes: dict[float, dict[str, Any]] = {}

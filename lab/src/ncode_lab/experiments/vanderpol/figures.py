@@ -1,4 +1,4 @@
-"""Figure 2 of the paper: an oscillation, and what a constant and a dynamic control make of it."""
+"""Figure 3 of the paper: an oscillation, and what a constant and a dynamic control make of it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def draw_learning(curves: Mapping[float, Sequence[Mapping[str, Sequence[float]]]
         for number, seed in enumerate(seeds):
             label = f"$\\mu$ = {mu:g}" if number == 0 else None
             panel.plot(seed["train step"], seed["train mu"], color=shade, linewidth=1.5, label=label)
-    whole_ticks(panel)
+    whole_ticks(panel.xaxis)
     panel.set(xlabel="training steps", ylabel=r"learnt $\mu$", yscale="log")
     ticks = list(curves)
     panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
