@@ -79,6 +79,7 @@ class NCODE(Pretrained):
         compile: bool | str | Backend = False,
         max_steps: int = 10_000,
         checkpoint_every: int = 1,
+        keep: str | int = "auto",
         step_rule: StepSizeRule | None = None,
         exact: bool = True,
     ):
@@ -105,6 +106,7 @@ class NCODE(Pretrained):
             compile=compile,
             max_steps=max_steps,
             checkpoint_every=checkpoint_every,
+            keep=keep,
             step_rule=step_rule,
         )
         self.settings = Settings(t0, t1, exact, options)

@@ -106,6 +106,7 @@ def solve(
     compile: bool | str | Backend = False,
     max_steps: int = 10_000,
     checkpoint_every: int = 1,
+    keep: str | int = "auto",
     step_rule: StepSizeRule | None = None,
     throw: bool = True,
     keep_last: bool = False,
@@ -199,6 +200,7 @@ def solve(
         compile=compile,
         max_steps=max_steps,
         checkpoint_every=checkpoint_every,
+        keep=keep,
         step_rule=step_rule,
     ).for_export((t0, t1), 'give solve a fixed step, as in method="rk4", dt=0.1')
     problem = make_problem(

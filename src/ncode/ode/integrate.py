@@ -102,6 +102,22 @@ class Attempt:
         h = torch.where(alive, torch.where(last, t1 - t, state.h), 0.0)
 
         stepped = self.step(t, h, z, theta, state.slope)
+        with torch.no_grad():
+            good, taken, decided = self._decide(inputs, last, h, stepped)
+        slope = state.slope
+        if slope is not None and stepped.end is not None:
+            slope = where(good, stepped.end, slope)
+        after = decided._replace(z=where(good, stepped.z, z), slope=slope)
+        counts = self.count(after, t1) if self.counted else None
+        record = t, after.t, taken, z, state.accepted
+        return AttemptResult(after, *record, stepped.dense, stepped.slopes, counts)
+
+    def _decide(
+        self, inputs: AttemptInputs, last: Tensor, h: Tensor, stepped: StepResult
+    ) -> tuple[Tensor, Tensor, LoopState]:
+        """Which samples accept their step, the steps taken, and the next state but for z and the slope."""
+        state, t1, _, tolerance = inputs
+        t, z, alive = state.t, state.z, state.alive
         own = self._error_ratio(z, stepped, tolerance)
         ratio = batch_rms(own, alive) if self.shared_step else own
         good = alive & (ratio <= 1.0)  # false for nan
@@ -122,26 +138,22 @@ class Attempt:
             failure = torch.where(stepped.failure != Status.OK, stepped.failure, failure)
         done = good & last
         taken = torch.where(good, h, 0.0)
-        slope = state.slope
-        if slope is not None and stepped.end is not None:
-            slope = where(good, stepped.end, slope)
         history = self.rule.uses_history
-        after = LoopState(
-            t=torch.where(done, t1, t + taken),
-            h=h_next,
-            z=where(good, stepped.z, z),
-            slope=slope,
-            previous=torch.where(good, ratio, state.previous) if history else state.previous,
-            earlier=torch.where(good, state.previous, state.earlier) if history else state.earlier,
-            alive=alive & ~(done | stuck),
-            status=torch.where(stuck, failure, state.status).to(state.status.dtype),
-            accepted=state.accepted + good,
-            rejected=state.rejected + rejected,
-            spent=None if state.spent is None or stepped.spent is None else state.spent + alive * stepped.spent,
+        return (
+            good,
+            taken,
+            state._replace(
+                t=torch.where(done, t1, t + taken),
+                h=h_next,
+                previous=torch.where(good, ratio, state.previous) if history else state.previous,
+                earlier=torch.where(good, state.previous, state.earlier) if history else state.earlier,
+                alive=alive & ~(done | stuck),
+                status=torch.where(stuck, failure, state.status).to(state.status.dtype),
+                accepted=state.accepted + good,
+                rejected=state.rejected + rejected,
+                spent=None if state.spent is None or stepped.spent is None else state.spent + alive * stepped.spent,
+            ),
         )
-        counts = self.count(after, t1) if self.counted else None
-        record = t, after.t, taken, z, state.accepted
-        return AttemptResult(after, *record, stepped.dense, stepped.slopes, counts)
 
     def count(self, state: LoopState, t1: Tensor) -> Tensor:
         """(3,): samples alive, those of them that the next attempt cannot finish, and samples that failed."""
@@ -329,6 +341,14 @@ class Watch(Protocol):
         ...
 
 
+class GraphMemory(Protocol):
+    """Decides for how long the loop runs with autograd."""
+
+    def reserve(self, samples: int) -> bool:
+        """Whether the graph of one more attempt may be kept; if not, what was kept is dropped."""
+        ...
+
+
 class LoopResult(NamedTuple):
     """The end of a loop."""
 
@@ -351,12 +371,13 @@ def integrate(
     positions: Positions | None = None,
     watch: Watch | None = None,
     observer: Observer | None = None,
+    graph: GraphMemory | None = None,
 ) -> LoopResult:
     """Attempt until no sample is alive or max_steps are taken, passing each attempt to the recorders.
 
     `steps`: the number of attempts where it is known in advance, which saves counting. Once at most three quarters of
     the samples are alive, the others are set aside if `positions` allow it; in total this copies a control at most
-    three times.
+    three times. With a `graph` the states are computed with autograd; all decisions are without.
     """
     state, _, counts = start
     counter = AliveCounter(state.t.device, len(state.t))
@@ -375,29 +396,41 @@ def integrate(
             and 4 * enough <= 3 * size
             and positions.are_free(attempt.system, state.t, state.z, theta, state.slope)
         ):
-            if rows is None:
-                whole = map_tensors(torch.clone, state)  # from here on it is written to
-            else:
-                whole.write(rows, state)
-            # A stable sort finds the living samples without synchronising.
-            living = torch.argsort(state.alive, descending=True, stable=True)[:enough].sort().values
-            rows = living if rows is None else rows[living]
-            state, t1 = state.select(living), t1[living]
-            select = functools.partial(take_rows, rows=living)
-            theta, tolerance = map_tensors(select, (tuple(theta), tolerance))
+            with torch.set_grad_enabled(graph is not None):
+                if rows is None:
+                    whole = map_tensors(torch.clone, state)  # from here on it is written to
+                else:
+                    whole.write(rows, state)
+                # A stable sort finds the living samples without synchronising.
+                living = torch.argsort(state.alive, descending=True, stable=True)[:enough].sort().values
+                rows = living if rows is None else rows[living]
+                state, t1 = state.select(living), t1[living]
+                select = functools.partial(take_rows, rows=living)
+                theta, tolerance = map_tensors(select, (tuple(theta), tolerance))
+        if graph is not None and not graph.reserve(len(state.t)):
+            graph, (state, whole, theta) = None, map_tensors(Tensor.detach, (state, whole, tuple(theta)))
         inputs = AttemptInputs(state, t1, theta, tolerance)
         if watch is not None and backend.fuses and state.t.is_cuda:
             state = map_tensors(torch.clone, state)  # a CUDA graph writes the new state over the old one
-        result = backend.run(attempt, inputs, captures)
-        if watch is not None:
-            result, t1 = watch.review(attempt, state, inputs, result, rows)
-        state, counts = result.state, result.counts
-        for recorder in recorders:
-            recorder.add(
-                StepRecord(
-                    rows, result.t, result.t_next, result.h, result.z, theta, result.dense, result.slopes, result.number
+        with torch.set_grad_enabled(graph is not None):
+            result = backend.run(attempt, inputs, captures)
+            if watch is not None:
+                result, t1 = watch.review(attempt, state, inputs, result, rows)
+            state, counts = result.state, result.counts
+            for recorder in recorders:
+                recorder.add(
+                    StepRecord(
+                        rows,
+                        result.t,
+                        result.t_next,
+                        result.h,
+                        result.z,
+                        theta,
+                        result.dense,
+                        result.slopes,
+                        result.number,
+                    )
                 )
-            )
         if observer is not None:
             observer.observe(rows, state.t, state.z, result.h != 0)
         count += 1
@@ -405,5 +438,6 @@ def integrate(
         state = state._replace(status=torch.where(state.alive, Status.MAX_STEPS, state.status).to(state.status.dtype))
     if rows is None:
         return LoopResult(state, failed)
-    whole.write(rows, state)
+    with torch.set_grad_enabled(graph is not None):
+        whole.write(rows, state)
     return LoopResult(whole, failed)

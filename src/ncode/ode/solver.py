@@ -18,6 +18,7 @@ from .events import EventWatch
 from .gradients.adjoint import AdjointPullback
 from .gradients.discrete import DiscretePullback
 from .gradients.function import Ends, ForwardContext, Outputs, Pullback, connect, harmless_state, isolate_captures
+from .gradients.kept import KeptGraph, start_graph
 from .gradients.unrolled import mask_failed, planned_steps, saved_at_start, unroll
 from .independence import Positions
 from .integrate import Attempt, LoopState, integrate, start_loop
@@ -49,6 +50,7 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     unrolled = options.gradient == "autograd"
     with torch.set_grad_enabled(torch.is_grad_enabled() and not unrolled), forward_mode_enabled(False):
         captures = probe(problem, train=torch.is_grad_enabled())
+    captures, first = captures._replace(probe=None), captures.probe
     _refuse_mapped((*captures.trained, *captures.others))
     leaves = (*problem.z0, *inputs, *captures.trained)
     differentiates = unrolled or (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves))
@@ -63,6 +65,7 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     positions = Positions(captures.outside, problem.batch, together=problem.together, method=options.jacobian_of)
     if watch is not None and watch.holds_samples:
         positions.free = False
+    graph = None
     with torch.no_grad(), forward_mode_enabled(False):
         whole = options.backend.solve_whole(problem, captures, differentiates) if watch is None else None
         if whole is not None:  # its samples are known to be separate
@@ -70,7 +73,9 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
         else:
             if not problem.checked:
                 _check_separate(problem, captures, positions, watch)
-            forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch)
+            if tape is not None and watch is None:
+                graph = start_graph(problem, captures, first)
+            forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch, graph)
     if watch is not None:
         problem = watch.shorten(problem)
     state = forward.state
@@ -89,7 +94,7 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
         outputs = Outputs(state.z, forward.saved, states, powers)
         if differentiates:
             make = None if whole is None else whole.pullback
-            outputs = _connect(problem, captures, positions, tape, forward, stats, outputs, make)
+            outputs = _connect(problem, captures, positions, tape, forward, stats, outputs, make, graph)
     return Solved(outputs, stats, state.status, state.t, times, forward.failed, forward.steps)
 
 
@@ -206,8 +211,9 @@ def run_forward(
     positions: Positions,
     recorders: Sequence[Recorder] = (),
     watch: EventWatch | None = None,
+    graph: KeptGraph | None = None,
 ) -> ForwardResult:
-    """Integrate from t0 to t1, or to the first event."""
+    """Integrate from t0 to t1, or to the first event; with autograd as long as the graph can be kept."""
     system, options, backend = problem.system, problem.options, problem.options.backend
     t0, t1 = torch.zeros_like(problem.t0), problem.span.detach()
     z = tuple(backend.prepare(leaf.detach()) for leaf in problem.z0)
@@ -218,8 +224,12 @@ def run_forward(
     counted = problem.fixed_count is None and (backend.fuses or t0.is_cuda)
     attempt = Attempt(step, options.rule, fixed, options.shared_step, counted, limits=options.limits)
     start = start_loop(backend, attempt, options.dt, t0, t1, z, theta, captures.slope, captures.outside, tolerance)
-    saved = SavedValues(problem.ts.detach(), t0, z[: system.shown]) if problem.ts is not None else None
-    dense = DenseRecorder() if problem.dense else None
+    start = start if graph is None else graph.enter(start)
+    saved = dense = None
+    if problem.ts is not None:
+        saved = SavedValues(problem.ts.detach(), t0, z[: system.shown], None if graph is None else graph.passed)
+    if problem.dense:
+        dense, recorders = DenseRecorder(), [*recorders, *([] if graph is None else [graph])]
     steps = StepTimes() if problem.save_steps else None
     if watch is not None:
         watch.start(problem, captures.slope)
@@ -228,7 +238,7 @@ def run_forward(
         attempt,
         start,
         t1,
-        theta,
+        theta if graph is None else graph.probe.theta,
         captures.outside,
         [recorder for recorder in (saved, dense, steps, *recorders) if recorder is not None],
         tolerance=tolerance,
@@ -237,14 +247,18 @@ def run_forward(
         positions=positions if dense is None else None,  # dense output needs all samples side by side
         watch=watch,
         observer=_make_observer(problem, z),
+        graph=graph,
     )
+    still = state.z[0] is start.state.z[0]
+    if graph is not None:
+        graph.z, state = state.z, map_tensors(Tensor.detach, state)
     if backend.fuses and t0.is_cuda:  # copies, out of the memory of a CUDA graph
         names = ("t", "z", "status", "accepted", "rejected", "spent")
         kept = map_tensors(torch.clone, tuple(getattr(state, name) for name in names))
         state = state._replace(**dict(zip(names, kept, strict=True)))
     nfe = start.nfe + (state.accepted + state.rejected) * step.evaluations
     nfe = nfe if state.spent is None else nfe + state.spent
-    state = _finish(problem, state, theta, failed, still=state.z[0] is z[0])
+    state = _finish(problem, state, theta, failed, still)
     table = None if steps is None else steps.table(state.t, state.accepted)
     values = saved.values if saved is not None else ()
     return ForwardResult(state, nfe, values, dense, step.evaluations, failed, table)
@@ -292,6 +306,7 @@ def _connect(
     stats: Stats,
     outputs: Outputs,
     make_pullback: Callable[..., Pullback] | None = None,
+    graph: KeptGraph | None = None,
 ) -> Outputs:
     """The outputs with a gradient: "discrete" along a tape, "adjoint" without one, or of a backend's own."""
     state, context = forward.state, ForwardContext(problem.system, problem.t0.device, captures)
@@ -302,7 +317,7 @@ def _connect(
     if make_pullback is not None:
         pullback = make_pullback(*common)
     elif tape is not None:
-        pullback = DiscretePullback(*common, tape)
+        pullback = DiscretePullback(*common, tape, None if graph is None or graph.dropped else graph)
     else:
         z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (state.z, forward.saved))
         pullback = AdjointPullback(*common, z1, saved)

@@ -124,7 +124,8 @@ class ExplicitStep(Step):
         if end is not None:
             slopes.append(end)
         rows = (row for row in (tableau.error, tableau.error_low) if row) if self.estimate else ()
-        errors = tuple(weighted_sum(slopes, row, hs) for row in rows)
+        with torch.no_grad():
+            errors = tuple(weighted_sum(slopes, row, hs) for row in rows)
         dense = None
         if self.dense:
             for time, row in zip(times[tableau.stages + 1 :], tableau.extra_a, strict=True):

@@ -81,6 +81,9 @@ class Backend(ABC):
     fuses: bool = False
     """Whether small extra operations inside a function cost nothing."""
 
+    differentiable: bool = False
+    """Whether autograd may record what `run` does, so that the graph of a short solve can be kept."""
+
     @abstractmethod
     def run(self, function: TensorFunction, inputs: Any, captures: Sequence[Tensor]) -> Any:
         """Return function(inputs); `captures` are the outside tensors that the user's functions use."""
@@ -114,6 +117,7 @@ class Eager(Backend):
     """Calls functions as they are."""
 
     name = "eager"
+    differentiable = True
 
     def run(self, function: TensorFunction, inputs: Any, captures: Sequence[Tensor]) -> Any:
         return function(inputs)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._torch_private import backward_keeps_graph
 from ..problem import Problem, SampleInputs
 from ..record import EvenSteps, StepRecord, Steps, Tape, Window, find_window, mask_like
 from ..step import StepResult, evaluate_dense
@@ -26,9 +27,11 @@ from .function import (
     Outputs,
     Pullback,
     deviates,
+    has_hooks,
     inner_product,
     refuse_unknown,
 )
+from .kept import KeptGraph
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -167,11 +170,30 @@ def _add(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
 
 @dataclass(eq=False)
 class DiscretePullback(Pullback):
-    """What a forward pass leaves behind for the "discrete" gradient: its tape."""
+    """What a forward pass leaves behind for the "discrete" gradient: its tape, and its graph if that was kept."""
 
     tape: Tape
+    graph: KeptGraph | None = None
 
     def pull(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
+        self.stats.nfe_backward = torch.zeros_like(self.ends.status)
+        found = self._pull_graph(needed, grads)
+        return self._pull_tape(needed, grads) if found is None else found
+
+    def _pull_graph(self, needed: SampleInputs, grads: Outputs) -> InputGradients | None:
+        """Gradients by the graph; None without one, or where it is not safe to use."""
+        graph, self.graph = self.graph, self.graph if backward_keeps_graph() else None
+        if graph is None or any(map(has_hooks, graph.trained)) or not bool(self.ends.ok.all()):
+            return None
+        self.check_function()
+        self.stats.nfe_backward = self.stats.nfe_backward + 1
+        found = graph.pull(self.problem, needed, grads, self.graph is not None)
+        if found is None:
+            return None
+        by_z, _ = self._add_saved_at_start(grads, list(found.z0), None)
+        return found._replace(z0=tuple(by_z))
+
+    def _pull_tape(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
         problem, kept = self.problem, self.ends.kept
         if problem.options.backend.has_changed(problem.system):  # perhaps a mere counter
             self.check_function()
@@ -188,7 +210,7 @@ class DiscretePullback(Pullback):
         )
         walk = _Walk(self, steps, needed, grads, adjoint)
         walk.run()
-        self.stats.nfe_backward = walk.evaluations()
+        self.stats.nfe_backward = self.stats.nfe_backward + walk.evaluations()
         found, sums = walk.in_sample_order(adjoint)
         found, sums = self._add_start(needed, grads, adjoint, found, sums)
         return InputGradients(tuple(found), sums, map_tensors(walk.own, walk.sums.captures))
@@ -205,24 +227,32 @@ class DiscretePullback(Pullback):
 
         The value there is z0 + (time - t0) dz/dt, so a time's gradient is the product with the slope at t0.
         """
-        problem, slope, (theta, span, ts) = self.problem, self.captures.slope, sums
+        slope, (theta, span, ts) = self.captures.slope, sums
         still = self.ends.kept & ~self.ends.moved
         if needed.span:
             span = span + torch.where(still & self.ends.ok, inner_product(end, slope), 0)
         for leaf, grad in enumerate(grads.states):
             if grad is not None:  # a sample that never moved has its own state in every row of dense output
                 found[leaf] = found[leaf] + torch.where(expand_like(still, (found[leaf],))[0], grad.sum(0), 0)
-        if problem.ts is None or not problem.ts.numel():
-            return found, SampleInputs(theta, span, ts)
-        at_start = problem.ts.detach() == 0
+        found, ts = self._add_saved_at_start(grads, found, ts)
+        return found, SampleInputs(theta, span, ts)
+
+    def _add_saved_at_start(
+        self, grads: Outputs, found: list[Any], ts: Tensor | None
+    ) -> tuple[list[Any], Tensor | None]:
+        """Add the gradients of values saved at t0 to those of z0 and of the times, where these have one."""
+        times, slope = self.problem.ts, self.captures.slope
+        if times is None or not times.numel():
+            return found, ts
+        at_start = times.detach() == 0
         for leaf, grad in enumerate(grads.saved):
             if grad is not None:
                 here = torch.where(mask_like(at_start, grad[:, 0]), grad, 0)
-                found[leaf] = found[leaf] + here.sum(1)
-                if needed.ts:
+                found[leaf] = None if found[leaf] is None else found[leaf] + here.sum(1)
+                if ts is not None:
                     there = [inner_product([column], [slope[leaf]]) for column in here.unbind(1)]
                     ts = ts + torch.where(at_start, torch.stack(there, 1), 0)
-        return found, SampleInputs(theta, span, ts)
+        return found, ts
 
 
 class _Walk:
