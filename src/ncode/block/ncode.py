@@ -42,8 +42,8 @@ class NCODE(Pretrained):
         dynamics: f, of `ncode.dynamics`; `ncode.dynamics.Function` wraps any function.
         controller: What sets theta, of `ncode.control`. Default: `Static()`, a plain NODE.
         t0, t1: The interval.
-        method, rtol, atol, dt, min_dt, max_dt, step, gradient, compile, max_steps, checkpoint_every, step_rule: As for
-            `ncode.solve`.
+        method, rtol, atol, dt, min_dt, max_dt, step, gradient, compile, max_steps, checkpoint_every, keep, step_rule:
+            As for `ncode.solve`.
         exact: Whether closed forms replace the solver where they apply: linear dynamics under a constant control are
             solved by the matrix exponential, unless a step size dt is given.
 

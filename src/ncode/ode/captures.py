@@ -116,7 +116,7 @@ def find_captures(
     t = t.detach().requires_grad_()
     mode = _OutsideTensors((t, *z, *theta))
     with torch.enable_grad():
-        start = torch.zeros((), requires_grad=True).exp().grad_fn
+        start: Any = torch.zeros((), requires_grad=True).exp().grad_fn
         with mode:
             slope = evaluate(t, z, theta)
 

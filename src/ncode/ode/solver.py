@@ -1,4 +1,4 @@
-"""Solve a checked problem: a forward pass without autograd, then whatever the gradient needs."""
+"""Solve a checked problem: a forward pass, without autograd unless its graph is kept, then what the gradient needs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Solved(NamedTuple):
 
 
 def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
-    """A forward pass without autograd, to t1 or the first event, then whatever the gradient needs."""
+    """A forward pass, to t1 or the first event, then whatever the gradient needs."""
     options, inputs = problem.options, tensors_of(problem.inputs)
     _refuse_mapped((*problem.z0, *problem.theta))
     unrolled = options.gradient == "autograd"

@@ -1,7 +1,7 @@
 """The "discrete" gradient: exact backpropagation through the accepted steps, with one state per step in memory.
 
-The forward pass ran without autograd and left a tape of (t, h, state). Backward walks the tape in reverse, replays each
-step with autograd, and pulls the gradient through it.
+The forward pass left a tape of (t, h, state). Backward walks the tape in reverse, replays each step with autograd, and
+pulls the gradient through it; unless the forward pass ran with autograd and its graph was kept (kept.py).
 
 Step sizes count as constants, apart from the scale of the interval: a step from tau (t1 - t0) after t0, of length
 delta (t1 - t0), keeps its tau and delta. So gradients with respect to t0 and t1 are exact too.
@@ -176,24 +176,27 @@ class DiscretePullback(Pullback):
     graph: KeptGraph | None = None
 
     def pull(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
-        self.stats.nfe_backward = torch.zeros_like(self.ends.status)
-        found = self._pull_graph(needed, grads)
-        return self._pull_tape(needed, grads) if found is None else found
-
-    def _pull_graph(self, needed: SampleInputs, grads: Outputs) -> InputGradients | None:
-        """Gradients by the graph; None without one, or where it is not safe to use."""
         graph, self.graph = self.graph, self.graph if backward_keeps_graph() else None
+        # Hooks must see the sum of all steps, and samples that failed must not spoil the gradients of others.
         if graph is None or any(map(has_hooks, graph.trained)) or not bool(self.ends.ok.all()):
-            return None
-        self.check_function()
-        self.stats.nfe_backward = self.stats.nfe_backward + 1
+            return self._pull_tape(needed, grads)
+        checks = not self.waits
+        if checks:
+            self.check_function()
         found = graph.pull(self.problem, needed, grads, self.graph is not None)
+        self.stats.nfe_backward = torch.full_like(self.ends.status, int(checks))
         if found is None:
-            return None
+            return self._pull_tape(needed, grads, int(checks))
         by_z, _ = self._add_saved_at_start(grads, list(found.z0), None)
         return found._replace(z0=tuple(by_z))
 
-    def _pull_tape(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
+    @property
+    def waits(self) -> bool:
+        """Whether reading a value would be all that makes backward wait for a GPU."""
+        return self.problem.t0.is_cuda and self.problem.fixed_count is not None
+
+    def _pull_tape(self, needed: SampleInputs, grads: Outputs, spent: int = 0) -> InputGradients:
+        """Gradients by the tape, after some evaluations."""
         problem, kept = self.problem, self.ends.kept
         if problem.options.backend.has_changed(problem.system):  # perhaps a mere counter
             self.check_function()
@@ -210,7 +213,7 @@ class DiscretePullback(Pullback):
         )
         walk = _Walk(self, steps, needed, grads, adjoint)
         walk.run()
-        self.stats.nfe_backward = self.stats.nfe_backward + walk.evaluations()
+        self.stats.nfe_backward = walk.evaluations() + spent
         found, sums = walk.in_sample_order(adjoint)
         found, sums = self._add_start(needed, grads, adjoint, found, sums)
         return InputGradients(tuple(found), sums, map_tensors(walk.own, walk.sums.captures))
@@ -407,9 +410,7 @@ class _Walk:
 
     def _expected(self, size: int) -> State | None:
         """The slopes at t0 of the forward pass; None where comparing would take time, or wait for a GPU."""
-        problem = self.solve.problem
-        waits = problem.t0.is_cuda and problem.fixed_count is not None
-        if self.backend.fuses or waits or self.steps.fixed is not None:
+        if self.backend.fuses or self.solve.waits or self.steps.fixed is not None:
             return None
         return tuple(first_rows(self._ordered(leaf), size) for leaf in self.solve.captures.slope)
 

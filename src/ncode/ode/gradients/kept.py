@@ -105,7 +105,8 @@ class KeptGraph:
         if pairs and found:
             outputs, cotangents = zip(*pairs, strict=True)
             found = torch.autograd.grad(outputs, [*wanted, *trained], cotangents, retain_graph=again, allow_unused=True)
-        if not all_finite([grad for grad in found if grad is not None]):
+        there = [grad for grad in found if grad is not None]
+        if there and not all_finite(there):
             return None
         rest = iter(found)
         by_z = [_or_zeros(next(rest), leaf) if leaf.requires_grad else None for leaf in problem.z0]
@@ -135,8 +136,8 @@ def _or_zeros(grad: Tensor | None, leaf: Tensor) -> Tensor:
 def start_graph(problem: Problem, captures: Captures, probe: Probe | None) -> KeptGraph | None:
     """A graph that begins with the probe; None where there is none, or where the tape does better.
 
-    A graph cannot give a parameter with hooks a stand-in, as backward along the tape does: hooks must see the sum of all
-    steps, once. With hooks on saved tensors (activation checkpointing, say) the user has decided what is kept.
+    A graph cannot give a parameter with hooks a stand-in, as backward along the tape does: hooks must see the sum of
+    all steps, once. With hooks on saved tensors (activation checkpointing, say) the user has decided what is kept.
     """
     options = problem.options
     if probe is None or options.keep == "states" or options.gradient != "discrete" or options.checkpoint_every > 1:
