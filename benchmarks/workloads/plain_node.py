@@ -24,6 +24,11 @@ AIMS = (
 
 
 def contest(settings: Settings) -> Contest:
+    """Everyone on the same problem."""
+    return compete(flow(settings), settings, AIMS)
+
+
+def flow(settings: Settings) -> Flow:
     """The same damped rotation as in the per-sample flow, with more units and no biases of note."""
     generator = torch.Generator().manual_seed(settings.seed)
 
@@ -35,7 +40,7 @@ def contest(settings: Settings) -> Contest:
     w1, b1, b2 = normal(hidden, 2), 0.3 * normal(hidden), 0.1 * normal(2)
     turn = torch.tensor([[-0.2, -1.0], [1.0, -0.2]], dtype=torch.float64)
     w2 = 5 / math.sqrt(hidden) ** 2 * turn @ w1.mT
-    return compete(Flow(x0, (w1, b1, w2, b2), TORCH, JAX, shared=True), settings, AIMS)
+    return Flow(x0, (w1, b1, w2, b2), TORCH, JAX, shared=True)
 
 
 def linear(t: Any, x: Tensor, weights: Sequence[Tensor]) -> Tensor:

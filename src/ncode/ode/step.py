@@ -123,9 +123,10 @@ class ExplicitStep(Step):
         end = slope(times[tableau.stages], z1) if self.needs_end else None
         if end is not None:
             slopes.append(end)
-        rows = (row for row in (tableau.error, tableau.error_low) if row) if self.estimate else ()
-        with torch.no_grad():
-            errors = tuple(weighted_sum(slopes, row, hs) for row in rows)
+        errors: tuple[State, ...] = ()
+        if self.estimate:
+            with torch.no_grad():
+                errors = tuple(weighted_sum(slopes, row, hs) for row in (tableau.error, tableau.error_low) if row)
         dense = None
         if self.dense:
             for time, row in zip(times[tableau.stages + 1 :], tableau.extra_a, strict=True):
