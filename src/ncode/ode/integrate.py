@@ -109,7 +109,7 @@ class Attempt:
         state, t1, theta, _ = inputs
         t, z, left = state.t, state.z, t1 - state.t
         last = self._last(state, t1, left)
-        h = torch.where(last, left, state.h) * state.alive
+        h = torch.where(state.alive, torch.where(last, left, state.h), 0.0)
 
         stepped = self.step(t, h, z, theta, state.slope)
         with torch.no_grad():
@@ -138,7 +138,7 @@ class Attempt:
         if not self.fixed:
             failed = failed & self._too_small(h, h_next, t1)
         done = good & last
-        taken = h * good
+        taken = torch.where(good, h, 0.0)
         history = self.rule.uses_history
         after = state._replace(
             t=torch.where(done, t1, state.t + taken),
