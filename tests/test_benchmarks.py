@@ -45,6 +45,25 @@ def test_a_quick_run_writes_what_a_reader_needs(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_quick_comparison_of_eager_steps_writes_what_a_reader_needs(tmp_path):
+    pytest.importorskip("torchdiffeq")
+    path = tmp_path / "eager.json"
+    command = [sys.executable, "-m", "benchmarks.eager", "--quick", "--json", str(path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    data = json.loads(path.read_text())
+    assert {"command", "seed", "versions", "device_name"} <= set(data)
+    assert [(it["problem"], it["atol"]) for it in data["problems"]] == [
+        (name, atol) for name in ("mlp-flow", "plain-node") for atol in (1e-6, 1e-3)
+    ]
+    for problem in data["problems"]:
+        for row in problem["rows"]:
+            assert row["seconds"] > 0
+            assert row["error"] < 0.1
+            assert row["gradient_error"] < 0.1
+
+
+@pytest.mark.slow
 def test_a_quick_comparison_of_the_drop_in_writes_what_a_reader_needs(tmp_path):
     pytest.importorskip("torchdiffeq")
     path = tmp_path / "compat.json"

@@ -63,6 +63,11 @@ def backward_keeps_graph() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore[reportAttributeAccessIssue]
 
 
+def has_saved_tensor_hooks() -> bool:
+    """Whether hooks decide what becomes of tensors that are saved for backward, as in activation checkpointing."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # pyright: ignore
+
+
 def trace(
     function: Callable[..., Any],
     inputs: Sequence[Tensor],

@@ -63,8 +63,9 @@ class Flow(nn.Module):
     """A continuous normalising flow: samples of a base density, moved by dx/dt = f(t, x, theta) from t0 to t1.
 
     Gradients of `log_prob` and `rsample` reach x, the context and all parameters, by default exactly those of the
-    discrete steps, with one state per step in memory (`checkpoint_every=k` keeps every k-th; `gradient="adjoint"` keeps
-    none). A flow that was trained by other means, such as flow matching on `velocity`, has the same likelihoods.
+    discrete steps, with one state per step in memory beyond the graphs of short solves (`keep="states"` keeps no graph,
+    `checkpoint_every=k` every k-th state, `gradient="adjoint"` none). A flow that was trained by other means, such as
+    flow matching on `velocity`, has the same likelihoods.
 
     Args:
         dynamics: f, one of `ncode.dynamics` or a function f(t, x, theta), with t (batch,) and x (batch, ...). It treats

@@ -137,7 +137,7 @@ OBJECTS: dict[str, Any] = {
 }
 ANYTHING = ODD_NUMBERS | ODD_TENSORS | ODD_TREES | WORDS | OBJECTS
 PLACES = ("dynamics", "x0", "t0", "t1", "theta", "feedback", "cost", "save_at", "dense", "method", "rtol", "atol", "dt")
-PLACES += ("step", "gradient", "compile", "max_steps", "checkpoint_every", "step_rule", "throw")
+PLACES += ("step", "gradient", "compile", "max_steps", "checkpoint_every", "keep", "step_rule", "throw")
 PLACES += ("min_dt", "max_dt", "keep_last", "save_steps")
 
 

@@ -98,7 +98,8 @@ def test_dense_output_agrees_with_saved_values(case):
 def test_other_options_do_not_change_values(case):
     """Gradients, checkpoints and dense output are a matter of the backward pass, not of values."""
     plain = outputs(solve(case.build()))
-    for change in ({"gradient": "adjoint"}, {"gradient": "autograd"}, {"checkpoint_every": 3}, {"dense": True}):
+    changes = ({"gradient": "adjoint"}, {"gradient": "autograd"}, {"checkpoint_every": 3}, {"keep": "states"})
+    for change in (*changes, {"dense": True}):
         trained = case.build(trained=True)
         dense_adjoint = "dense" in change
         changed = outputs(solve(trained, **change, **({"gradient": "discrete"} if dense_adjoint else {})))

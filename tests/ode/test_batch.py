@@ -125,7 +125,7 @@ def test_finished_samples_are_no_longer_evaluated():
 def test_finished_samples_are_not_evaluated_in_backward_either(every):
     x0, theta = circle(*[1.0] * 15, 60.0)
     field = Counted(speeds)
-    sol = ncode.solve(field, x0.requires_grad_(), 0.0, 3.0, theta=theta, checkpoint_every=every)
+    sol = ncode.solve(field, x0.requires_grad_(), 0.0, 3.0, theta=theta, checkpoint_every=every, keep="states")
     field.rows.clear()
     sol.x.sum().backward()
     assert field.rows.count(1) > 0.8 * field.calls

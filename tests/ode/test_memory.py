@@ -9,6 +9,7 @@ import ncode
 from .meter import Meter
 from .systems import DOUBLE, GRADIENTS, Everything, close
 
+STATES = {"keep": "states"}  # the memory of a kept graph: test_kept_graph.py
 every_gradient = pytest.mark.parametrize("gradient", GRADIENTS)
 
 
@@ -21,7 +22,7 @@ def peak(gradient, steps, **options):
     net, x0 = mlp(), torch.randn(32, 4)
     with Meter() as meter:
         sol = ncode.solve(
-            lambda t, x, theta: net(x), x0, 0.0, 1.0, dt=1 / steps, method="rk4", gradient=gradient, **options
+            lambda t, x, theta: net(x), x0, 0.0, 1.0, dt=1 / steps, method="rk4", gradient=gradient, **STATES, **options
         )
         sol.x.sum().backward()
     return meter.peak
@@ -62,7 +63,13 @@ def test_adaptive_discrete_holds_less_than_a_quarter_of_autograd():
         net, x0 = mlp(), torch.randn(32, 4)
         with Meter() as meter:
             sol = ncode.solve(
-                lambda t, x, theta: net(x) + (60 * t).sin()[:, None], x0, 0.0, 5.0, gradient=gradient, rtol=1e-4
+                lambda t, x, theta: net(x) + (60 * t).sin()[:, None],
+                x0,
+                0.0,
+                5.0,
+                gradient=gradient,
+                rtol=1e-4,
+                **STATES,
             )
             sol.x.sum().backward()
         assert sol.stats.steps.min() >= 50
@@ -91,6 +98,7 @@ def uneven(end, every):
             theta=rates,
             checkpoint_every=every,
             rtol=1e-4,
+            **STATES,
         )
         sol.x.sum().backward()
     return int(sol.stats.steps.sum()), meter.peak
@@ -125,6 +133,7 @@ def solve_wide(steps, gradient, *, wide=True, adaptive=False, backward=True):
             theta=theta,
             dt=None if adaptive else 1 / steps,
             gradient=gradient,
+            **STATES,
         )
         if backward:
             sol.x.sum().backward()
@@ -243,7 +252,7 @@ def test_a_failed_solve_is_freed_with_its_error():
 def test_backward_frees_the_tape_though_the_solution_lives_on():
     net, x0 = mlp(), torch.randn(32, 4)
     with Meter() as meter:
-        sol = ncode.solve(lambda t, x, theta: net(x), x0, 0.0, 1.0, dt=1 / 200, method="rk4")
+        sol = ncode.solve(lambda t, x, theta: net(x), x0, 0.0, 1.0, dt=1 / 200, method="rk4", **STATES)
         before = meter.live
         sol.x.sum().backward()
         assert before > 200 * 32 * 4 * 4

@@ -231,6 +231,7 @@ ARGUMENTS = [
     "gradient",
     "max_steps",
     "checkpoint_every",
+    "keep",
 ]
 
 

@@ -385,3 +385,12 @@ def test_an_error_of_the_dynamics_reaches_the_user_as_it_is():
 def test_a_dt_that_is_too_small_is_told_how_many_steps_it_takes(t1):
     with pytest.raises(SolveError, match=r"interval of 1 takes 1e\+09 steps of dt = 1e-09.*\n.*enlarge dt"):
         ncode.solve(decay, double(1.0, 2.0), 0.0, t1, method="euler", dt=1e-9, max_steps=20)
+
+
+@pytest.mark.parametrize("dt", [None, 0.1])
+def test_a_sample_that_cannot_start_stays_where_it_is(dt):
+    """Its first step size is nan, which must not get into its time."""
+    sol = ncode.solve(lambda t, x, theta: x.sqrt(), double(-1.0, 1.0), 0.5, 1.5, dt=dt, throw=False)
+    assert [status.name for status in sol.status] == ["NOT_FINITE", "OK"]
+    assert sol.t.tolist() == [0.5, 1.5]
+    assert sol.stats.steps[0] == 0

@@ -42,8 +42,8 @@ class NCODE(Pretrained):
         dynamics: f, of `ncode.dynamics`; `ncode.dynamics.Function` wraps any function.
         controller: What sets theta, of `ncode.control`. Default: `Static()`, a plain NODE.
         t0, t1: The interval.
-        method, rtol, atol, dt, min_dt, max_dt, step, gradient, compile, max_steps, checkpoint_every, step_rule: As for
-            `ncode.solve`.
+        method, rtol, atol, dt, min_dt, max_dt, step, gradient, compile, max_steps, checkpoint_every, keep, step_rule:
+            As for `ncode.solve`.
         exact: Whether closed forms replace the solver where they apply: linear dynamics under a constant control are
             solved by the matrix exponential, unless a step size dt is given.
 
@@ -79,6 +79,7 @@ class NCODE(Pretrained):
         compile: bool | str | Backend = False,
         max_steps: int = 10_000,
         checkpoint_every: int = 1,
+        keep: str | int = "auto",
         step_rule: StepSizeRule | None = None,
         exact: bool = True,
     ):
@@ -105,6 +106,7 @@ class NCODE(Pretrained):
             compile=compile,
             max_steps=max_steps,
             checkpoint_every=checkpoint_every,
+            keep=keep,
             step_rule=step_rule,
         )
         self.settings = Settings(t0, t1, exact, options)

@@ -106,6 +106,7 @@ def solve(
     compile: bool | str | Backend = False,
     max_steps: int = 10_000,
     checkpoint_every: int = 1,
+    keep: str | int = "auto",
     step_rule: StepSizeRule | None = None,
     throw: bool = True,
     keep_last: bool = False,
@@ -148,7 +149,8 @@ def solve(
             needs a step below min_dt fails with `Status.MIN_DT`, rather than go on with a larger error. Use max_dt
             where the dynamics are at rest and then change for a short time: a long step would jump over it.
         step: "sample": each sample chooses its steps. "batch": one step size for all, chosen by their mean error.
-        gradient: "discrete": equal to backpropagation through the accepted steps, with one state per step in memory.
+        gradient: "discrete": equal to backpropagation through the accepted steps, with one state per step in memory
+            beyond what `keep` allows.
             "adjoint": solves the augmented adjoint of the paper's Theorem 1 backward in time; memory does not grow with
             the number of steps, but the gradient is only as exact as that solve: use tight tolerances. It is refused
             where that solve does not come back to x0, since the flow contracts too strongly.
@@ -160,6 +162,12 @@ def solve(
         max_steps: The largest number of steps of one sample, rejected ones included; with events or jumps, between two
             of them.
         checkpoint_every: For "discrete": keep every k-th state and recompute those between.
+        keep: For "discrete" in an eager solve: what forward keeps for backward. "states": one state per step, and
+            backward evaluates each step again. "graph": the graph, which takes more memory and less time. "auto": the
+            graph while the graphs of all solves that wait for backward take at most 256 MiB, by an estimate from the
+            first evaluation; a solve that would take more drops its own and keeps states. A number of bytes sets
+            another limit. Implicit methods, events, learned times, checkpoint_every > 1, parameters with hooks and
+            hooks on saved tensors (activation checkpointing) keep states.
         step_rule: The rule that chooses step sizes. Default: `PID()`.
         throw: Raise SolveError if a sample fails. Otherwise such samples are nan, and `sol.status` says why.
         keep_last: Keep the last accepted state of a sample that fails, in place of nan; `sol.t` is its time. It has the
@@ -171,12 +179,13 @@ def solve(
     Whether samples interact is found out at t0, by an evaluation of half the batch that `sol.stats` does not count, and
     again when samples are first left out of the batch. An interaction that sets in elsewhere is not noticed.
 
-    The dynamics are evaluated again during backward ("discrete", "adjoint"), and must be the same function then: draw
-    random numbers outside of them. They must not change t, x or theta in place. Both are checked: tensors by their
-    version counters, and whatever else was changed (a number, `tensor.data`, memory shared with NumPy) by the slopes at
-    t0, which must be those of the forward pass up to rounding, or up to 5 % for dynamics that change what they read, as
-    BatchNorm and spectral_norm do in training. Not noticed: a change that does not show at t0; and, with compile=True
-    or a fixed dt on a GPU, a change of `tensor.data` or through NumPy (compiled: not of a number or module).
+    The dynamics are evaluated again during backward ("discrete", "adjoint"), where a graph was kept once for this
+    check, and must be the same function then: draw random numbers outside of them. They must not change t, x or theta
+    in place. Both are checked: tensors by their version counters, and whatever else was changed (a number,
+    `tensor.data`, memory shared with NumPy) by the slopes at t0, which must be those of the forward pass up to
+    rounding, or up to 5 % for dynamics that change what they read, as BatchNorm and spectral_norm do in training. Not
+    noticed: a change that does not show at t0; and, with compile=True or a fixed dt on a GPU, a change of `tensor.data`
+    or through NumPy (compiled: not of a number or module).
 
     >>> import math, torch, ncode
     >>> x0 = torch.ones(3, 1, dtype=torch.float64)
@@ -198,6 +207,7 @@ def solve(
         compile=compile,
         max_steps=max_steps,
         checkpoint_every=checkpoint_every,
+        keep=keep,
         step_rule=step_rule,
     ).for_export((t0, t1), 'give solve a fixed step, as in method="rk4", dt=0.1')
     problem = make_problem(

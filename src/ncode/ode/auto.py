@@ -102,7 +102,7 @@ class AutoStep(ImplicitStep):
         """Which samples' explicit step is unstable; one that is not finite is, too."""
         tableau = self.tableau.explicit
         assert tried.end is not None
-        between = [w - v for w, v in zip(tableau.b, (*tableau.a[-1], 0.0), strict=True)]
+        between = tuple(w - v for w, v in zip(tableau.b, (*tableau.a[-1], 0.0), strict=True))
         apart = join(weighted_sum(tried.slopes, between, expand_like(h.to(self.system.dtype), z))).norm(dim=1)
         change = (join(tried.end) - join(tried.slopes[-1])).norm(dim=1)
         return ~(change * h.abs() <= self.tableau.bound * apart) & (h != 0)

@@ -35,6 +35,15 @@ _MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}  # parameters, buffe
 _LIBRARIES = frozenset({"ncode", "torch", "numpy", "jaxtyping", "beartype", "pytest"}) | sys.stdlib_module_names
 
 
+class Probe(NamedTuple):
+    """The evaluation at t0 with its graph: its arguments, which are leaves, and the slope."""
+
+    t: Tensor
+    z: State
+    theta: tuple[Tensor, ...]
+    slope: State
+
+
 class Captures(NamedTuple):
     """The tensors that were found, and the slope that the evaluation returned."""
 
@@ -44,6 +53,7 @@ class Captures(NamedTuple):
     outside: tuple[Tensor, ...]  # both, in the order in which the system uses them
     versions: tuple[int, ...]  # of `others`, after the evaluation
     uses_time: bool
+    probe: Probe | None = None  # the evaluation, where it was made with autograd
 
 
 class _OutsideTensors(TorchFunctionMode):
@@ -107,22 +117,24 @@ def find_captures(
     t = t.detach().requires_grad_()
     mode = _OutsideTensors((t, *z, *theta))
     with torch.enable_grad():
-        start = torch.zeros((), requires_grad=True).exp().grad_fn
+        start: Any = torch.zeros((), requires_grad=True).exp().grad_fn
         with mode:
             slope = evaluate(t, z, theta)
 
     trained = [tensor for tensor in mode.outside.values() if tensor.requires_grad]
     known = {id(tensor) for tensor in (*trained, t, *z, *theta)}
     for tensor in (*_graph_leaves(slope, trained, start), *_reachable(functions)):
-        if id(tensor) not in known:
+        made_here = tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= start._sequence_nr()
+        if id(tensor) not in known and not made_here:  # a result that the functions remember is no capture
             known.add(id(tensor))
             trained.append(tensor)
     others = [tensor for tensor in mode.outside.values() if not tensor.requires_grad]
     late = [tensor for tensor in trained if id(tensor) not in mode.outside]
     outside = (*mode.outside.values(), *late)
     versions = tuple(map(version_of, others))
-    slope = tuple(leaf.detach() for leaf in slope)
-    return Captures(slope, tuple(trained), tuple(others), outside, versions, id(t) in mode.used)
+    found = tuple(leaf.detach() for leaf in slope)
+    probe = Probe(t, z, theta, slope)
+    return Captures(found, tuple(trained), tuple(others), outside, versions, id(t) in mode.used, probe)
 
 
 def _graph_leaves(slope: State, trained: Sequence[Tensor], start: Any) -> Iterator[Tensor]:

@@ -39,9 +39,19 @@ class LoopState(NamedTuple):
         """The state of some samples."""
         return map_tensors(lambda leaf: take_rows(leaf, rows), self)
 
+    @property
+    def result(self) -> tuple[Any, ...]:
+        """What is of interest after the loop."""
+        return self.t, self.h, self.z, self.status, self.accepted, self.rejected, self.spent
+
+    def copy(self) -> LoopState:
+        """A state whose result can be written to."""
+        t, h, z, status, accepted, rejected, spent = map_tensors(torch.clone, self.result)
+        return self._replace(t=t, h=h, z=z, status=status, accepted=accepted, rejected=rejected, spent=spent)
+
     def write(self, rows: Tensor, part: LoopState) -> None:
-        """Write the state of some samples back, in place."""
-        for leaf, new in zip(tensors_of(self), tensors_of(part), strict=True):
+        """Write the result of some samples back, in place."""
+        for leaf, new in zip(tensors_of(self.result), tensors_of(part.result), strict=True):
             leaf.index_copy_(0, rows, new)
 
 
@@ -96,67 +106,84 @@ class Attempt:
         return self.step.signature, options
 
     def __call__(self, inputs: AttemptInputs) -> AttemptResult:
-        state, t1, theta, tolerance = inputs
-        t, z, alive = state.t, state.z, state.alive
-        last = self._last(state, t1)
-        h = torch.where(alive, torch.where(last, t1 - t, state.h), 0.0)
+        state, t1, theta, _ = inputs
+        t, z, left = state.t, state.z, t1 - state.t
+        last = self._last(state, t1, left)
+        h = torch.where(state.alive, torch.where(last, left, state.h), 0.0)
 
         stepped = self.step(t, h, z, theta, state.slope)
-        own = self._error_ratio(z, stepped, tolerance)
-        ratio = batch_rms(own, alive) if self.shared_step else own
-        good = alive & (ratio <= 1.0)  # false for nan
-        rejected = alive & ~good
-
-        h_next = state.h if self.fixed else self.limits.clamp(h * self._factor(ratio, state, good))
-        # With a shared step, a sample fails only for an error of its own.
-        stuck = rejected & ~(own <= 1.0)
-        failure = torch.full_like(state.status, Status.STEP_TOO_SMALL)
-        if not self.fixed:
-            tiny = h_next.abs() <= 10 * torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs())
-            if self.limits.low:
-                smallest = h.abs() <= self.limits.low * (1 + 1e-9)
-                failure, tiny = torch.where(smallest, Status.MIN_DT, failure), tiny | smallest
-            stuck = stuck & tiny
-        failure = torch.where(own.isfinite(), failure, Status.NOT_FINITE)
-        if stepped.failure is not None:
-            failure = torch.where(stepped.failure != Status.OK, stepped.failure, failure)
-        done = good & last
-        taken = torch.where(good, h, 0.0)
+        with torch.no_grad():
+            good, taken, decided = self._decide(inputs, last, h, stepped)
         slope = state.slope
         if slope is not None and stepped.end is not None:
             slope = where(good, stepped.end, slope)
-        history = self.rule.uses_history
-        after = LoopState(
-            t=torch.where(done, t1, t + taken),
-            h=h_next,
-            z=where(good, stepped.z, z),
-            slope=slope,
-            previous=torch.where(good, ratio, state.previous) if history else state.previous,
-            earlier=torch.where(good, state.previous, state.earlier) if history else state.earlier,
-            alive=alive & ~(done | stuck),
-            status=torch.where(stuck, failure, state.status).to(state.status.dtype),
-            accepted=state.accepted + good,
-            rejected=state.rejected + rejected,
-            spent=None if state.spent is None or stepped.spent is None else state.spent + alive * stepped.spent,
-        )
+        after = decided._replace(z=where(good, stepped.z, z), slope=slope)
         counts = self.count(after, t1) if self.counted else None
         record = t, after.t, taken, z, state.accepted
         return AttemptResult(after, *record, stepped.dense, stepped.slopes, counts)
 
+    def _decide(
+        self, inputs: AttemptInputs, last: Tensor, h: Tensor, stepped: StepResult
+    ) -> tuple[Tensor, Tensor, LoopState]:
+        """Which samples accept their step, the steps taken, and the next state but for z and the slope."""
+        state, t1, _, tolerance = inputs
+        alive = state.alive
+        own = self._error_ratio(state.z, stepped, tolerance)
+        ratio = batch_rms(own, alive) if self.shared_step else own
+        good = alive & (ratio <= 1.0)  # false for nan
+        rejected = alive ^ good
+        h_next = state.h if self.fixed else self.limits.clamp(h * self._factor(ratio, state, good))
+        # With a shared step, a sample fails only for an error of its own.
+        failed = rejected & ~(own <= 1.0) if self.shared_step else rejected
+        if not self.fixed:
+            failed = failed & self._too_small(h, h_next, t1)
+        done = good & last
+        taken = torch.where(good, h, 0.0)
+        history = self.rule.uses_history
+        after = state._replace(
+            t=torch.where(done, t1, state.t + taken),
+            h=h_next,
+            previous=torch.where(good, ratio, state.previous) if history else state.previous,
+            earlier=torch.where(good, state.previous, state.earlier) if history else state.earlier,
+            alive=alive ^ (done | failed),
+            status=self._status(state.status, failed, own, h, stepped.failure),
+            accepted=state.accepted + good,
+            rejected=state.rejected + rejected,
+            spent=None if state.spent is None or stepped.spent is None else state.spent + alive * stepped.spent,
+        )
+        return good, taken, after
+
+    def _too_small(self, h: Tensor, h_next: Tensor, t1: Tensor) -> Tensor:
+        """Which samples cannot try a smaller step than h."""
+        tiny = h_next.abs() <= 10 * torch.finfo(t1.dtype).eps * t1.abs()
+        return tiny | self._is_smallest(h) if self.limits.low else tiny
+
+    def _is_smallest(self, h: Tensor) -> Tensor:
+        return h.abs() <= self.limits.low * (1 + 1e-9)
+
+    def _status(self, status: Tensor, failed: Tensor, own: Tensor, h: Tensor, failure: Tensor | None) -> Tensor:
+        """The status with the reasons why samples failed."""
+        status = status.masked_fill(failed, Status.STEP_TOO_SMALL)
+        if self.limits.low:
+            status = status.masked_fill(failed & self._is_smallest(h), Status.MIN_DT)
+        status = status.masked_fill(failed & ~(own < math.inf), Status.NOT_FINITE)
+        if failure is not None:
+            status = torch.where(failed & (failure != Status.OK), failure, status).to(status.dtype)
+        return status
+
     def count(self, state: LoopState, t1: Tensor) -> Tensor:
         """(3,): samples alive, those of them that the next attempt cannot finish, and samples that failed."""
-        far = state.alive & ~self._last(state, t1)
+        far = state.alive & ~self._last(state, t1, t1 - state.t)
         return torch.stack([state.alive, far, state.status != Status.OK]).sum(1)
 
-    def _last(self, state: LoopState, t1: Tensor) -> Tensor:
+    def _last(self, state: LoopState, t1: Tensor, left: Tensor) -> Tensor:
         """Which samples' next step reaches t1."""
-        t = state.t
         reach = state.h.abs() * (1 + 1e-9 if self.fixed else self.rule.stretch)
         if self.limits.high < math.inf:
             reach = reach.clamp_max(self.limits.high * (1 + 1e-9))
         if self.fixed:  # t is a sum of many steps, and carries the rounding of each
-            reach = reach + state.accepted * (torch.finfo(t.dtype).eps * torch.maximum(t.abs(), t1.abs()))
-        return reach >= (t1 - t).abs()
+            reach = reach + state.accepted * (torch.finfo(t1.dtype).eps * t1.abs())
+        return reach >= left.abs()
 
     def _error_ratio(self, z: State, stepped: StepResult, tolerance: Tolerance | None) -> Tensor:
         """Error over tolerance per sample; with fixed steps 0, or nan where the new state is not finite."""
@@ -170,7 +197,7 @@ class Attempt:
         positive = ratio.clamp_min(1e-10)  # nan stays nan
         factor = self.rule.factor(order, positive, state.previous, state.earlier)
         factor = torch.where(good, factor, factor.clamp_max(self.rule.safety))
-        return torch.where(ratio.isfinite(), factor, self.rule.smallest).to(state.h.dtype)
+        return factor.masked_fill(~(ratio < math.inf), self.rule.smallest)
 
 
 class StartInputs(NamedTuple):
@@ -329,11 +356,27 @@ class Watch(Protocol):
         ...
 
 
+class GraphMemory(Protocol):
+    """Decides for how long the loop runs with autograd."""
+
+    def reserve(self, samples: int) -> bool:
+        """Whether the graph of one more attempt may be kept; if not, what was kept is dropped."""
+        ...
+
+
 class LoopResult(NamedTuple):
     """The end of a loop."""
 
     state: LoopState
     failed: int | None  # number of failed samples, or None if unknown
+
+
+def _living(mask: Tensor, alive: int, enough: int) -> Tensor:
+    """The positions of the living samples, in order; and of some others if there should be more of them."""
+    if alive == enough and not mask.is_cuda:
+        return mask.nonzero()[:, 0]
+    # A stable sort finds them without synchronising.
+    return torch.argsort(mask, descending=True, stable=True)[:enough].sort().values
 
 
 def integrate(
@@ -351,12 +394,13 @@ def integrate(
     positions: Positions | None = None,
     watch: Watch | None = None,
     observer: Observer | None = None,
+    graph: GraphMemory | None = None,
 ) -> LoopResult:
     """Attempt until no sample is alive or max_steps are taken, passing each attempt to the recorders.
 
     `steps`: the number of attempts where it is known in advance, which saves counting. Once at most three quarters of
     the samples are alive, the others are set aside if `positions` allow it; in total this copies a control at most
-    three times.
+    three times. With a `graph` the states are computed with autograd; all decisions are without.
     """
     state, _, counts = start
     counter = AliveCounter(state.t.device, len(state.t))
@@ -375,29 +419,30 @@ def integrate(
             and 4 * enough <= 3 * size
             and positions.are_free(attempt.system, state.t, state.z, theta, state.slope)
         ):
-            if rows is None:
-                whole = map_tensors(torch.clone, state)  # from here on it is written to
-            else:
-                whole.write(rows, state)
-            # A stable sort finds the living samples without synchronising.
-            living = torch.argsort(state.alive, descending=True, stable=True)[:enough].sort().values
-            rows = living if rows is None else rows[living]
-            state, t1 = state.select(living), t1[living]
-            select = functools.partial(take_rows, rows=living)
-            theta, tolerance = map_tensors(select, (tuple(theta), tolerance))
+            with torch.set_grad_enabled(graph is not None):
+                if rows is None:
+                    whole = state.copy()  # from here on it is written to
+                else:
+                    whole.write(rows, state)
+                living = _living(state.alive, alive, enough)
+                rows = living if rows is None else rows[living]
+                state, t1 = state.select(living), t1[living]
+                select = functools.partial(take_rows, rows=living)
+                theta, tolerance = map_tensors(select, (tuple(theta), tolerance))
+        if graph is not None and not graph.reserve(len(state.t)):
+            graph, (state, whole, theta) = None, map_tensors(Tensor.detach, (state, whole, tuple(theta)))
         inputs = AttemptInputs(state, t1, theta, tolerance)
         if watch is not None and backend.fuses and state.t.is_cuda:
             state = map_tensors(torch.clone, state)  # a CUDA graph writes the new state over the old one
-        result = backend.run(attempt, inputs, captures)
-        if watch is not None:
-            result, t1 = watch.review(attempt, state, inputs, result, rows)
-        state, counts = result.state, result.counts
-        for recorder in recorders:
-            recorder.add(
-                StepRecord(
-                    rows, result.t, result.t_next, result.h, result.z, theta, result.dense, result.slopes, result.number
-                )
-            )
+        with torch.set_grad_enabled(graph is not None):
+            result = backend.run(attempt, inputs, captures)
+            if watch is not None:
+                result, t1 = watch.review(attempt, state, inputs, result, rows)
+            state, counts = result.state, result.counts
+            _, t, t_next, h, z, number, dense, slopes, _ = result
+            record = StepRecord(rows, t, t_next, h, z, theta, dense, slopes, number)
+            for recorder in recorders:
+                recorder.add(record)
         if observer is not None:
             observer.observe(rows, state.t, state.z, result.h != 0)
         count += 1
@@ -405,5 +450,6 @@ def integrate(
         state = state._replace(status=torch.where(state.alive, Status.MAX_STEPS, state.status).to(state.status.dtype))
     if rows is None:
         return LoopResult(state, failed)
-    whole.write(rows, state)
+    with torch.set_grad_enabled(graph is not None):
+        whole.write(rows, state)
     return LoopResult(whole, failed)

@@ -22,6 +22,7 @@ from .tolerance import check_tolerance, smallest_positive
 
 GRADIENTS = ("discrete", "adjoint", "autograd")
 STEPS = ("sample", "batch")
+KEEPS = ("auto", "graph", "states")
 MOST_STEPS = 2**31 - 1  # counts are 32-bit integers
 
 
@@ -45,12 +46,14 @@ class SolveOptions:
     compile: bool | str | Backend = False
     max_steps: int = 10_000
     checkpoint_every: int = 1
+    keep: str | int = "auto"
     step_rule: StepSizeRule | None = None
 
     def __post_init__(self) -> None:
         self._check_method()
         check_choice("step", self.step, STEPS)
         check_choice("gradient", self.gradient, GRADIENTS)
+        self._check_keep()
         for name in ("max_steps", "checkpoint_every"):
             object.__setattr__(self, name, min(check_count(name, getattr(self, name)), MOST_STEPS))
         self._check_compiled()
@@ -78,6 +81,12 @@ class SolveOptions:
             raise InputError(
                 f'method "{tableau.name}" has no error estimate: give a step size dt, or use one of {adaptive}'
             )
+
+    def _check_keep(self) -> None:
+        if isinstance(self.keep, str):
+            check_choice("keep", self.keep, KEEPS)
+        else:
+            object.__setattr__(self, "keep", check_count("keep", self.keep))
 
     def _check_compiled(self) -> None:
         if isinstance(self.tableau, DirkTableau) and self.backend.fuses:

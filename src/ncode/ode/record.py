@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .step import evaluate_dense
-from .system import State, where
+from .system import State, map_tensors, where
 
 
 class StepRecord(NamedTuple):
@@ -77,11 +77,19 @@ def mask_like(mask: Tensor, leaf: Tensor) -> Tensor:
     return mask.reshape(*mask.shape, *[1] * (leaf.dim() - 1))
 
 
-class SavedValues:
-    """Fills in the values at the saved times as the loop passes them."""
+class Passed(NamedTuple):
+    """Values at the saved times that one attempt passes, with their graph."""
 
-    def __init__(self, ts: Tensor, t0: Tensor, z: Sequence[Tensor]):
-        self.ts = ts
+    rows: Tensor | None  # indices of these samples; None for all
+    window: Window
+    values: State  # each (rows, columns, ...)
+
+
+class SavedValues:
+    """Fills in the values at the saved times as the loop passes them; those that have a graph go to `passed`, too."""
+
+    def __init__(self, ts: Tensor, t0: Tensor, z: Sequence[Tensor], passed: list[Passed] | None = None):
+        self.ts, self.passed = ts, passed
         at_start = ts == t0[:, None]
         self.values = tuple(
             torch.where(mask_like(at_start, leaf), leaf[:, None], torch.full_like(leaf[:, None], torch.nan))
@@ -94,12 +102,15 @@ class SavedValues:
             return
         columns = slice(window.low, window.high)
         passed = evaluate_dense(record.z, record.dense, window.sigma)
-        for value, new in zip(self.values, passed, strict=True):
-            mask = mask_like(window.inside, new[:, 0])
-            if record.rows is None:
-                value[:, columns] = torch.where(mask, new, value[:, columns])
-            else:
-                value[record.rows, columns] = torch.where(mask, new, value[record.rows, columns])
+        if self.passed is not None and torch.is_grad_enabled():
+            self.passed.append(Passed(record.rows, window, passed))
+        with torch.no_grad():
+            for value, new in zip(self.values, passed, strict=True):
+                mask = mask_like(window.inside, new[:, 0])
+                if record.rows is None:
+                    value[:, columns] = torch.where(mask, new, value[:, columns])
+                else:
+                    value[record.rows, columns] = torch.where(mask, new, value[record.rows, columns])
 
 
 class DenseRecorder:
@@ -109,7 +120,7 @@ class DenseRecorder:
         self.records: list[StepRecord] = []
 
     def add(self, record: StepRecord) -> None:
-        self.records.append(record)
+        self.records.append(map_tensors(Tensor.detach, record))
 
     def stacked(self) -> tuple[State, State]:
         """States (n, batch, ...) and coefficients (n, batch, powers, ...)."""
@@ -204,6 +215,7 @@ class Tape:
         if self.every > 1:
             kept = ((record.h != 0) & (record.number % self.every == 0)).nonzero().flatten()
             z = z if len(kept) == len(record.h) else tuple(leaf.index_select(0, kept) for leaf in z)
+        z = tuple(leaf.detach() for leaf in z)
         self.entries.append(_Entry(record._replace(z=(), theta=(), dense=None, slopes=()), kept, z))
 
     def steps(

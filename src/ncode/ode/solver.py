@@ -1,4 +1,4 @@
-"""Solve a checked problem: a forward pass without autograd, then whatever the gradient needs."""
+"""Solve a checked problem: a forward pass, without autograd unless its graph is kept, then what the gradient needs."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from .events import EventWatch
 from .gradients.adjoint import AdjointPullback
 from .gradients.discrete import DiscretePullback
 from .gradients.function import Ends, ForwardContext, Outputs, connect, harmless_state, isolate_captures
+from .gradients.kept import KeptGraph, start_graph
 from .gradients.unrolled import mask_failed, planned_steps, saved_at_start, unroll
 from .independence import Positions
 from .integrate import Attempt, LoopState, integrate, start_loop
@@ -44,7 +45,7 @@ class Solved(NamedTuple):
 
 
 def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
-    """A forward pass without autograd, to t1 or the first event, then whatever the gradient needs."""
+    """A forward pass, to t1 or the first event, then whatever the gradient needs."""
     options, inputs = problem.options, tensors_of(problem.inputs)
     _refuse_mapped((*problem.z0, *problem.theta))
     unrolled = options.gradient == "autograd"
@@ -52,6 +53,7 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
         train = torch.is_grad_enabled()
         captures = options.backend.recall(problem, train) if watch is None else None
         captures = probe(problem, train=train) if captures is None else captures
+    captures, first = captures._replace(probe=None), captures.probe
     _refuse_mapped((*captures.trained, *captures.others))
     leaves = (*problem.z0, *inputs, *captures.trained)
     differentiates = unrolled or (torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves))
@@ -66,6 +68,7 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     positions = Positions(captures.outside, problem.batch, together=problem.together, method=options.jacobian_of)
     if watch is not None and watch.holds_samples:
         positions.free = False
+    graph = None
     with torch.no_grad(), forward_mode_enabled(False):
         whole = options.backend.solve_whole(problem, captures, differentiates) if watch is None else None
         if whole is not None:  # its samples are known to be separate
@@ -76,10 +79,12 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
             if options.backend.checks_values:
                 problem.check_values()
             if not captures.slope:
-                captures = probe(problem, train=differentiates)
+                captures = probe(problem, train=train)._replace(probe=None)
             if not problem.checked:
                 _check_separate(problem, captures, positions, watch)
-            forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch)
+            if tape is not None and watch is None:
+                graph = start_graph(problem, captures, first)
+            forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch, graph)
     if watch is not None:
         problem = watch.shorten(problem)
     state = forward.state
@@ -99,7 +104,7 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
         if whole is not None and whole.pullback is not None:
             outputs = connect(whole.pullback(problem, captures, stats), captures.trained, outputs)
         elif differentiates:
-            outputs = _connect(problem, captures, positions, tape, forward, stats, outputs)
+            outputs = _connect(problem, captures, positions, tape, forward, stats, outputs, graph)
     return Solved(outputs, stats, state.status, state.t, times, forward.failed, forward.steps)
 
 
@@ -216,8 +221,9 @@ def run_forward(
     positions: Positions,
     recorders: Sequence[Recorder] = (),
     watch: EventWatch | None = None,
+    graph: KeptGraph | None = None,
 ) -> ForwardResult:
-    """Integrate from t0 to t1, or to the first event."""
+    """Integrate from t0 to t1, or to the first event; with autograd as long as the graph can be kept."""
     system, options, backend = problem.system, problem.options, problem.options.backend
     t0, t1 = torch.zeros_like(problem.t0), problem.span.detach()
     z = tuple(backend.prepare(leaf.detach()) for leaf in problem.z0)
@@ -228,8 +234,12 @@ def run_forward(
     counted = problem.fixed_count is None and (backend.fuses or t0.is_cuda)
     attempt = Attempt(step, options.rule, fixed, options.shared_step, counted, limits=options.limits)
     start = start_loop(backend, attempt, options.dt, t0, t1, z, theta, captures.slope, captures.outside, tolerance)
-    saved = SavedValues(problem.ts.detach(), t0, z[: system.shown]) if problem.ts is not None else None
-    dense = DenseRecorder() if problem.dense else None
+    start = start if graph is None else graph.enter(start)
+    saved = dense = None
+    if problem.ts is not None:
+        saved = SavedValues(problem.ts.detach(), t0, z[: system.shown], None if graph is None else graph.passed)
+    if problem.dense:
+        dense, recorders = DenseRecorder(), [*recorders, *([] if graph is None else [graph])]
     steps = StepTimes() if problem.save_steps else None
     if watch is not None:
         watch.start(problem, captures.slope)
@@ -238,7 +248,7 @@ def run_forward(
         attempt,
         start,
         t1,
-        theta,
+        theta if graph is None else graph.probe.theta,
         captures.outside,
         [recorder for recorder in (saved, dense, steps, *recorders) if recorder is not None],
         tolerance=tolerance,
@@ -247,14 +257,18 @@ def run_forward(
         positions=positions if dense is None else None,  # dense output needs all samples side by side
         watch=watch,
         observer=_make_observer(problem, z),
+        graph=graph,
     )
+    still = state.z[0] is start.state.z[0]
+    if graph is not None:
+        graph.z, state = state.z, map_tensors(Tensor.detach, state)
     if backend.fuses and t0.is_cuda:  # copies, out of the memory of a CUDA graph
         names = ("t", "z", "status", "accepted", "rejected", "spent")
         kept = map_tensors(torch.clone, tuple(getattr(state, name) for name in names))
         state = state._replace(**dict(zip(names, kept, strict=True)))
     nfe = start.nfe + (state.accepted + state.rejected) * step.evaluations
     nfe = nfe if state.spent is None else nfe + state.spent
-    state = _finish(problem, state, theta, failed, still=state.z[0] is z[0])
+    state = _finish(problem, state, theta, failed, still)
     table = None if steps is None else steps.table(state.t, state.accepted)
     values = saved.values if saved is not None else ()
     return ForwardResult(state, nfe, values, dense, step.evaluations, failed, table)
@@ -302,6 +316,7 @@ def _connect(
     forward: ForwardResult,
     stats: Stats,
     outputs: Outputs,
+    graph: KeptGraph | None = None,
 ) -> Outputs:
     """The outputs with a gradient: "discrete" along a tape, "adjoint" without one."""
     state, context = forward.state, ForwardContext(problem.system, problem.t0.device, captures)
@@ -310,7 +325,7 @@ def _connect(
     ends = Ends(state.status, state.t, _kept(problem, state.status), forward.moved)
     common = problem, isolated, ends, stats, context, positions
     if tape is not None:
-        pullback = DiscretePullback(*common, tape)
+        pullback = DiscretePullback(*common, tape, None if graph is None or graph.dropped else graph)
     else:
         z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (state.z, forward.saved))
         pullback = AdjointPullback(*common, z1, saved)

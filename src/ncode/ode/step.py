@@ -123,8 +123,10 @@ class ExplicitStep(Step):
         end = slope(times[tableau.stages], z1) if self.needs_end else None
         if end is not None:
             slopes.append(end)
-        rows = (row for row in (tableau.error, tableau.error_low) if row) if self.estimate else ()
-        errors = tuple(weighted_sum(slopes, row, hs) for row in rows)
+        errors: tuple[State, ...] = ()
+        if self.estimate:
+            with torch.no_grad():
+                errors = tuple(weighted_sum(slopes, row, hs) for row in (tableau.error, tableau.error_low) if row)
         dense = None
         if self.dense:
             for time, row in zip(times[tableau.stages + 1 :], tableau.extra_a, strict=True):
@@ -169,21 +171,29 @@ def _make_column(nodes: tuple[float, ...], dtype: torch.dtype, device: torch.dev
 _cached_column = lru_cache(_make_column)  # copying it to the GPU anew would synchronise
 
 
-def _sum(slopes: Sequence[State], row: Sequence[float]) -> tuple[float, State]:
+def _sum(slopes: Sequence[State], row: tuple[float, ...]) -> tuple[float, State]:
     """sum_i row_i * slope_i as a factor and a sum: factoring the first weight out saves an operation."""
-    (w0, sums), *rest = [(w, k) for w, k in zip(row, slopes, strict=False) if w]
-    for w, k in rest:
-        sums = tuple(torch.add(s, leaf, alpha=w / w0) for s, leaf in zip(sums, k, strict=True))
-    return w0, sums
+    first, factor, rest = _terms(row)
+    sums = slopes[first]
+    for i, weight in rest:
+        sums = tuple([torch.add(s, leaf, alpha=weight) for s, leaf in zip(sums, slopes[i], strict=True)])
+    return factor, sums
 
 
-def weighted_sum(slopes: Sequence[State], row: Sequence[float], hs: Sequence[Tensor]) -> State:
+@lru_cache(maxsize=1024)
+def _terms(row: tuple[float, ...]) -> tuple[int, float, tuple[tuple[int, float], ...]]:
+    """The index and the weight of the first slope of a row, and the others, with weights relative to it."""
+    (first, factor), *rest = [(i, weight) for i, weight in enumerate(row) if weight]
+    return first, factor, tuple((i, weight / factor) for i, weight in rest)
+
+
+def weighted_sum(slopes: Sequence[State], row: tuple[float, ...], hs: Sequence[Tensor]) -> State:
     """h * sum_i row_i * slope_i."""
     factor, sums = _sum(slopes, row)
     return tuple(s * (h * factor) for s, h in zip(sums, hs, strict=True))
 
 
-def advance(z: State, hs: Sequence[Tensor], slopes: Sequence[State], row: Sequence[float]) -> State:
+def advance(z: State, hs: Sequence[Tensor], slopes: Sequence[State], row: tuple[float, ...]) -> State:
     """z + h * sum_i row_i * slope_i."""
     factor, sums = _sum(slopes, row)
     return tuple(torch.addcmul(leaf, h, s, value=factor) for leaf, h, s in zip(z, hs, sums, strict=True))

@@ -162,25 +162,27 @@ class System:
         return lambda t, x: supplied(t, x, control)
 
     def bind(self, theta: Sequence[Tensor]) -> Slope:
-        leaves = theta[: len(theta) - self.time_constants]
+        leaves = tuple(theta[: len(theta) - self.time_constants])
         constant = None if self.driven else self.nest(leaves)
-        returned: list[tuple[Tensor, int]] = []  # by the evaluation before, with versions
+        returned: list[Tensor] = []  # by the evaluation before
+        versions: list[int] = []
 
         def slope(t: Tensor, z: State) -> State:
             x, control = self.nest_x(z), self.nest(z[self.states : self.shown]) if self.driven else constant
-            given = (t, *z, *leaves)
-            before = _versions(given)
+            given = (t, *z, *leaves, *returned)
+            before = _versions((t, *z, *leaves))
             slopes = self.flatten_x(self.dynamics(t, x, control), "the dynamics")
             if self.feedback is not None:
                 slopes.extend(self.flatten(self.feedback(t, x, control)))
             if self.cost is not None:
                 slopes.append(self.cost(t, x, control))
             self.check_slope(z, slopes)
-            if _versions(given) != before:
+            now = _versions((*given, *slopes))
+            if now[: len(before)] != before:
                 raise InputError(CHANGES_ARGUMENT)
-            if _versions([k for k, _ in returned]) != [version for _, version in returned]:
+            if now[len(before) : len(given)] != versions:
                 raise InputError(REUSES_OUTPUT)
-            returned[:] = zip(slopes, _versions(slopes), strict=True)
+            returned[:], versions[:] = slopes, now[len(given) :]
             return tuple(slopes)
 
         return slope
@@ -228,13 +230,16 @@ class _Word(str):
 
 
 def _is_like(k: Tensor, leaf: Tensor) -> bool:
-    alike = k.shape == leaf.shape and k.dtype == leaf.dtype and k.device == leaf.device
-    return alike and k.layout == leaf.layout
+    alike = k.shape == leaf.shape and k.dtype is leaf.dtype and k.layout is leaf.layout
+    return alike and k.device == leaf.device
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[int]:
     with without_function_modes():  # the one that looks for captures need not see these reads
-        return [version_of(tensor) for tensor in tensors]
+        try:
+            return [tensor._version for tensor in tensors]
+        except RuntimeError:  # inference tensors do not count
+            return [version_of(tensor) for tensor in tensors]
 
 
 def version_of(tensor: Tensor) -> int:

@@ -163,14 +163,15 @@ def largest_norm(system: RightHandSide, leaves: State, scales: Sequence[Tensor])
 
 def _rms(leaves: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
     """Root mean square of the scaled elements of one part, one value per sample."""
-    squares = [
-        (leaf / scale).abs().square().sum(dim=tuple(range(1, leaf.dim())))
-        if leaf.dim() > 1
-        else (leaf / scale).abs().square()
-        for leaf, scale in zip(leaves, scales, strict=True)
-    ]
+    squares = [_square(leaf / scale) for leaf, scale in zip(leaves, scales, strict=True)]
     count = max(sum(leaf[0].numel() for leaf in leaves), 1)
     return (sum(squares[1:], squares[0]) / count).sqrt()
+
+
+def _square(leaf: Tensor) -> Tensor:
+    """The sum of squares of each sample."""
+    squares = (leaf.abs() if leaf.is_complex() else leaf).square()
+    return squares.sum(dim=tuple(range(1, leaf.dim()))) if leaf.dim() > 1 else squares
 
 
 def batch_rms(ratio: Tensor, mask: Tensor) -> Tensor:

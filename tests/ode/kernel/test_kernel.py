@@ -249,7 +249,8 @@ def leaves(tree: Any) -> list[Tensor]:
 def run(case: Case, compile: Any, dtype: torch.dtype = torch.float64, **more: Any) -> tuple[ncode.Solution, list[Any]]:
     """The solution, and the gradients of a scalar with respect to all inputs."""
     fresh = lambda it: it.detach().to(dtype if it.is_floating_point() else it.dtype).requires_grad_()  # noqa: E731
-    x0, options = pytree.tree_map(fresh, case.x0), {"rtol": 1e-6, "atol": 1e-8, **case.options, **more}
+    known = {"rtol": 1e-6, "atol": 1e-8, "keep": "states"}  # so that backward evaluates the same steps again
+    x0, options = pytree.tree_map(fresh, case.x0), {**known, **case.options, **more}
     if options.get("theta") is not None:
         options["theta"] = pytree.tree_map(fresh, options["theta"])
     times = [it.detach().clone().requires_grad_() if isinstance(it, Tensor) else it for it in (case.t0, case.t1)]

@@ -98,6 +98,9 @@ class Backend(ABC):
     checks_values: bool = False
     """Whether `solve_whole` fails for samples whose state or control is not finite."""
 
+    differentiable: bool = False
+    """Whether autograd may record what `run` does, so that the graph of a short solve can be kept."""
+
     @abstractmethod
     def run(self, function: TensorFunction, inputs: Any, captures: Sequence[Tensor]) -> Any:
         """Return function(inputs); `captures` are the outside tensors that the user's functions use."""
@@ -138,6 +141,7 @@ class Eager(Backend):
     """Calls functions as they are."""
 
     name = "eager"
+    differentiable = True
 
     def run(self, function: TensorFunction, inputs: Any, captures: Sequence[Tensor]) -> Any:
         return function(inputs)

@@ -1,7 +1,7 @@
 """The "discrete" gradient: exact backpropagation through the accepted steps, with one state per step in memory.
 
-The forward pass ran without autograd and left a tape of (t, h, state). Backward walks the tape in reverse, replays each
-step with autograd, and pulls the gradient through it.
+The forward pass left a tape of (t, h, state). Backward walks the tape in reverse, replays each step with autograd, and
+pulls the gradient through it; unless the forward pass ran with autograd and its graph was kept (kept.py).
 
 Step sizes count as constants, apart from the scale of the interval: a step from tau (t1 - t0) after t0, of length
 delta (t1 - t0), keeps its tau and delta. So gradients with respect to t0 and t1 are exact too.
@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from ..._torch_private import backward_keeps_graph
 from ..problem import Problem, SampleInputs
 from ..record import EvenSteps, StepRecord, Steps, Tape, Window, find_window, mask_like
 from ..step import StepResult, evaluate_dense
@@ -26,9 +27,11 @@ from .function import (
     Outputs,
     Pullback,
     deviates,
+    has_hooks,
     inner_product,
     refuse_unknown,
 )
+from .kept import KeptGraph
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -167,11 +170,33 @@ def _add(total: Tensor | None, grad: Tensor | None) -> Tensor | None:
 
 @dataclass(eq=False)
 class DiscretePullback(Pullback):
-    """What a forward pass leaves behind for the "discrete" gradient: its tape."""
+    """What a forward pass leaves behind for the "discrete" gradient: its tape, and its graph if that was kept."""
 
     tape: Tape
+    graph: KeptGraph | None = None
 
     def pull(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
+        graph, self.graph = self.graph, self.graph if backward_keeps_graph() else None
+        # Hooks must see the sum of all steps, and samples that failed must not spoil the gradients of others.
+        if graph is None or any(map(has_hooks, graph.trained)) or not bool(self.ends.ok.all()):
+            return self._pull_tape(needed, grads)
+        checks = not self.waits
+        if checks:
+            self.check_function()
+        found = graph.pull(self.problem, needed, grads, self.graph is not None)
+        self.stats.nfe_backward = torch.full_like(self.ends.status, int(checks))
+        if found is None:
+            return self._pull_tape(needed, grads, int(checks))
+        by_z, _ = self._add_saved_at_start(grads, list(found.z0), None)
+        return found._replace(z0=tuple(by_z))
+
+    @property
+    def waits(self) -> bool:
+        """Whether reading a value would be all that makes backward wait for a GPU."""
+        return self.problem.t0.is_cuda and self.problem.fixed_count is not None
+
+    def _pull_tape(self, needed: SampleInputs, grads: Outputs, spent: int = 0) -> InputGradients:
+        """Gradients by the tape, after some evaluations."""
         problem, kept = self.problem, self.ends.kept
         if problem.options.backend.has_changed(problem.system):  # perhaps a mere counter
             self.check_function()
@@ -188,7 +213,7 @@ class DiscretePullback(Pullback):
         )
         walk = _Walk(self, steps, needed, grads, adjoint)
         walk.run()
-        self.stats.nfe_backward = walk.evaluations()
+        self.stats.nfe_backward = walk.evaluations() + spent
         found, sums = walk.in_sample_order(adjoint)
         found, sums = self._add_start(needed, grads, adjoint, found, sums)
         return InputGradients(tuple(found), sums, map_tensors(walk.own, walk.sums.captures))
@@ -205,24 +230,32 @@ class DiscretePullback(Pullback):
 
         The value there is z0 + (time - t0) dz/dt, so a time's gradient is the product with the slope at t0.
         """
-        problem, slope, (theta, span, ts) = self.problem, self.captures.slope, sums
+        slope, (theta, span, ts) = self.captures.slope, sums
         still = self.ends.kept & ~self.ends.moved
         if needed.span:
             span = span + torch.where(still & self.ends.ok, inner_product(end, slope), 0)
         for leaf, grad in enumerate(grads.states):
             if grad is not None:  # a sample that never moved has its own state in every row of dense output
                 found[leaf] = found[leaf] + torch.where(expand_like(still, (found[leaf],))[0], grad.sum(0), 0)
-        if problem.ts is None or not problem.ts.numel():
-            return found, SampleInputs(theta, span, ts)
-        at_start = problem.ts.detach() == 0
+        found, ts = self._add_saved_at_start(grads, found, ts)
+        return found, SampleInputs(theta, span, ts)
+
+    def _add_saved_at_start(
+        self, grads: Outputs, found: list[Any], ts: Tensor | None
+    ) -> tuple[list[Any], Tensor | None]:
+        """Add the gradients of values saved at t0 to those of z0 and of the times, where these have one."""
+        times, slope = self.problem.ts, self.captures.slope
+        if times is None or not times.numel():
+            return found, ts
+        at_start = times.detach() == 0
         for leaf, grad in enumerate(grads.saved):
             if grad is not None:
                 here = torch.where(mask_like(at_start, grad[:, 0]), grad, 0)
-                found[leaf] = found[leaf] + here.sum(1)
-                if needed.ts:
+                found[leaf] = None if found[leaf] is None else found[leaf] + here.sum(1)
+                if ts is not None:
                     there = [inner_product([column], [slope[leaf]]) for column in here.unbind(1)]
                     ts = ts + torch.where(at_start, torch.stack(there, 1), 0)
-        return found, SampleInputs(theta, span, ts)
+        return found, ts
 
 
 class _Walk:
@@ -377,9 +410,7 @@ class _Walk:
 
     def _expected(self, size: int) -> State | None:
         """The slopes at t0 of the forward pass; None where comparing would take time, or wait for a GPU."""
-        problem = self.solve.problem
-        waits = problem.t0.is_cuda and problem.fixed_count is not None
-        if self.backend.fuses or waits or self.steps.fixed is not None:
+        if self.backend.fuses or self.solve.waits or self.steps.fixed is not None:
             return None
         return tuple(first_rows(self._ordered(leaf), size) for leaf in self.solve.captures.slope)
 

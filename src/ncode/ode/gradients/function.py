@@ -69,7 +69,7 @@ def isolate_captures(system: System, captures: Captures) -> tuple[System, Captur
     h = encoder(x) next to the encoder's weights, say), the path to the latter leads through the former and out of the
     step: gradients would be counted twice.
     """
-    tensors = _computed_from_others(captures.trained)
+    tensors = computed_from_others(captures.trained)
     return _with_stand_ins(system, captures, {id(it): (it, it.detach().requires_grad_()) for it in tensors})
 
 
@@ -98,8 +98,12 @@ def isolate_hooked(
 
 
 def _for_hooked(trained: Sequence[Tensor]) -> dict[int, tuple[Tensor, Tensor]]:
-    hooked = [it for it in trained if it._backward_hooks or it.retains_grad]
-    return {id(it): (it, it.detach().requires_grad_()) for it in hooked}
+    return {id(it): (it, it.detach().requires_grad_()) for it in trained if has_hooks(it)}
+
+
+def has_hooks(tensor: Tensor) -> bool:
+    """Whether something is to see the gradient of a tensor."""
+    return bool(tensor._backward_hooks) or tensor.retains_grad
 
 
 def _with_stand_ins(
@@ -125,7 +129,8 @@ def _with_stand_ins(
     return isolated, captures._replace(trained=swap(captures.trained), outside=swap(captures.outside))
 
 
-def _computed_from_others(trained: Sequence[Tensor]) -> list[Tensor]:
+def computed_from_others(trained: Sequence[Tensor]) -> list[Tensor]:
+    """Captures that were computed from other captures."""
     leaves = {id(tensor) for tensor in trained if tensor.grad_fn is None}
     computed = {tensor.grad_fn for tensor in trained if tensor.grad_fn is not None}
     return [it for it in trained if it.grad_fn is not None and _history_holds(it.grad_fn, leaves, computed)]

@@ -174,9 +174,9 @@ def _not_in_kernels(problem: Problem) -> str | None:
         return 'step="batch" couples the samples'
     if type(options.rule) is not PID:
         return "the step-size rule is not PID"
-    if problem.ts is not None and not isinstance(options.tableau, Tableau):
+    if problem.ts is not None and isinstance(options.tableau, RosenbrockTableau):
         return f"save_at is given, and {options.tableau.name} has no dense output in kernels"
-    if problem.ts is not None and options.tableau.extra_c:
+    if problem.ts is not None and isinstance(options.tableau, Tableau) and options.tableau.extra_c:
         return f"save_at is given, and dense output of {options.tableau.name} takes further stages"
     if problem.dense:
         return "dense output is asked for"

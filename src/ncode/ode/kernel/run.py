@@ -44,7 +44,7 @@ class Call:
     def __init__(self, settings: Any):
         self.settings, self.held = settings, []
 
-    def point(self, **tensors: Tensor | Sequence[Tensor] | None) -> None:
+    def point(self, **tensors: Tensor | Sequence[Tensor | None] | None) -> None:
         """Pointers to tensors, or lists of pointers."""
         for name, value in tensors.items():
             if isinstance(value, Tensor):
