@@ -13,7 +13,7 @@ from .._torch_private import is_symbolic, is_transforming
 from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
 from .backends import EAGER, Backend
 from .captures import held_by
-from .chain import check_jumps, gather, solve_chain
+from .chain import gather, solve_chain
 from .events import Event, check_events
 from .gradients.function import Outputs
 from .methods import Method
@@ -151,15 +151,15 @@ def solve(
         gradient: "discrete": equal to backpropagation through the accepted steps, with one state per step in memory.
             "adjoint": solves the augmented adjoint of the paper's Theorem 1 backward in time; memory does not grow with
             the number of steps, but the gradient is only as exact as that solve: use tight tolerances. It is refused
-            where that solve does not come back to x0, since the flow contracts too strongly.
+            where that solve does not come back to x0, since the flow contracts too strongly. Methods for stiff problems
+            keep the dense output of the forward pass for it, and so its memory grows with the number of steps.
             "autograd": an ordinary graph; second derivatives, forward mode and torch.func work.
         compile: True: take the fastest backend that fits; `ncode.explain` says which. On a CPU a small system whose
             samples are separate is solved in one compiled call ("kernel"). Otherwise the steps and their gradients are
             compiled once per shape ("inductor"), and on CUDA also recorded as CUDA graphs. Numbers and modules that the
             dynamics read are watched, and a change compiles anew. Also the name of a backend, or a `Backend` of your
             own.
-        max_steps: The largest number of steps of one sample, rejected ones included; with events or jumps, between two
-            of them.
+        max_steps: The largest number of steps of one sample, rejected ones included; with events, between two of them.
         checkpoint_every: For "discrete": keep every k-th state and recompute those between.
         step_rule: The rule that chooses step sizes. Default: `PID()`.
         throw: Raise SolveError if a sample fails. Otherwise such samples are nan, and `sol.status` says why.
@@ -211,6 +211,7 @@ def solve(
         feedback=feedback,
         cost=cost,
         save_at=save_at,
+        jump_ts=jump_ts,
         dense=dense,
         keep_last=keep_last,
         callback=callback,
@@ -223,9 +224,9 @@ def solve(
         raise InputError(
             f'gradient="{options.gradient}" does not work inside torch.func transforms: use gradient="autograd" there'
         )
-    if events is not None or jump_ts is not None:
-        watched, jumps = check_events(events or ()), None if jump_ts is None else check_jumps(jump_ts, problem)
-        solved, records = solve_chain(problem, watched, jumps)
+    watched = check_events(events or ())
+    if watched:
+        solved, records = solve_chain(problem, watched)
         solution = _make_solution(problem, theta, solved, records)
         if throw:
             _raise_failures(solution, problem)

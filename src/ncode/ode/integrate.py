@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .._torch_private import is_traced
 from ..errors import Status
 from .backends import Backend
 from .independence import Positions
@@ -72,7 +73,8 @@ class AttemptResult(NamedTuple):
 class Attempt:
     """One attempt of a batch, as a pure function of `AttemptInputs`.
 
-    A sample that is rejected, or no longer alive, takes h = 0 and stays where it is.
+    A sample that is rejected, or no longer alive, takes h = 0 and stays where it is. One that reaches a jump of the
+    dynamics starts anew: with the slope on the other side, and a step size chosen there as at t0.
     """
 
     step: Step
@@ -98,8 +100,9 @@ class Attempt:
     def __call__(self, inputs: AttemptInputs) -> AttemptResult:
         state, t1, theta, tolerance = inputs
         t, z, alive = state.t, state.z, state.alive
-        last = self._last(state, t1)
-        h = torch.where(alive, torch.where(last, t1 - t, state.h), 0.0)
+        theta, stop = self.system.enter(theta, t, t1)
+        last = self._last(state, stop)
+        h = torch.where(alive, torch.where(last, stop - t, state.h), 0.0)
 
         stepped = self.step(t, h, z, theta, state.slope)
         own = self._error_ratio(z, stepped, tolerance)
@@ -120,14 +123,18 @@ class Attempt:
         failure = torch.where(own.isfinite(), failure, Status.NOT_FINITE)
         if stepped.failure is not None:
             failure = torch.where(stepped.failure != Status.OK, stepped.failure, failure)
-        done = good & last
+        arrived = good & last
+        done = arrived & (stop == t1)
         taken = torch.where(good, h, 0.0)
         slope = state.slope
         if slope is not None and stepped.end is not None:
             slope = where(good, stepped.end, slope)
         history = self.rule.uses_history
+        spent = state.spent
+        if spent is not None and stepped.spent is not None:
+            spent = spent + alive * stepped.spent
         after = LoopState(
-            t=torch.where(done, t1, t + taken),
+            t=torch.where(arrived, stop, t + taken),
             h=h_next,
             z=where(good, stepped.z, z),
             slope=slope,
@@ -137,11 +144,34 @@ class Attempt:
             status=torch.where(stuck, failure, state.status).to(state.status.dtype),
             accepted=state.accepted + good,
             rejected=state.rejected + rejected,
-            spent=None if state.spent is None or stepped.spent is None else state.spent + alive * stepped.spent,
+            spent=spent,
         )
+        if self.system.bounded:
+            after = self._pass_jumps(after, arrived & ~done, inputs)
         counts = self.count(after, t1) if self.counted else None
         record = t, after.t, taken, z, state.accepted
         return AttemptResult(after, *record, stepped.dense, stepped.slopes, counts)
+
+    def _pass_jumps(self, state: LoopState, mask: Tensor, inputs: AttemptInputs) -> LoopState:
+        """The state with those samples started anew that have reached a jump."""
+        if not is_traced() and not bool(mask.any()):
+            return state
+        system, (_, t1, theta, tolerance) = self.system, inputs
+        theta, stop = system.enter(theta, state.t, t1)
+        slope = system.bind(theta)(system.clock(theta, state.t), state.z)
+        h = state.h
+        if tolerance is not None:
+            order, shared = self.step.tableau.error_order + 1, mask if self.shared_step else None
+            first = first_step(system, tolerance, order, state.t, stop, state.z, theta, slope, shared)
+            h = torch.where(mask & first.isfinite(), self.limits.clamp(first), h)
+        assert state.spent is not None
+        return state._replace(
+            h=h,
+            slope=None if state.slope is None else where(mask, slope, state.slope),
+            previous=torch.where(mask, 1.0, state.previous),
+            earlier=torch.where(mask, 1.0, state.earlier),
+            spent=state.spent + mask.int() * (1 if tolerance is None else 2),
+        )
 
     def count(self, state: LoopState, t1: Tensor) -> Tensor:
         """(3,): samples alive, those of them that the next attempt cannot finish, and samples that failed."""
@@ -238,7 +268,7 @@ class Start:
             status=status,
             accepted=zeros,
             rejected=zeros,
-            spent=zeros if attempt.step.counts_evaluations else None,
+            spent=zeros if attempt.step.counts_evaluations or attempt.system.bounded else None,
         )
         # One evaluation for the slope at t0, and one to choose the first step.
         nfe = away.int() * (2 if self.dt is None else 1)
