@@ -555,6 +555,23 @@ def test_the_adjoint_is_as_exact_for_a_loss_of_any_scale(method):
     close(gradient(1e-9), gradient(1.0), rtol=1e-10)
 
 
+@pytest.mark.parametrize("method", ["rodas5p", "dopri5"])
+def test_the_adjoint_of_a_solve_in_single_precision_is_solved_in_it(method):
+    seen = set()
+
+    def field(t, x, theta):
+        seen.add((t.dtype, x.dtype))
+        return -x * (x + t[:, None])
+
+    x0 = torch.tensor([[1.0], [2.0]], requires_grad=True)
+    grads = [
+        torch.autograd.grad(ncode.solve(field, x0, 0.0, 1.0, method=method, gradient=gradient).x.sum(), x0)[0]
+        for gradient in ("adjoint", "discrete")
+    ]
+    close(grads[0], grads[1], rtol=1e-2, atol=1e-4)
+    assert seen == {(torch.float32, torch.float32)}
+
+
 def test_the_adjoint_of_a_stiff_method_uses_a_supplied_jacobian():
     calls = []
 

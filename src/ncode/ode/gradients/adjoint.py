@@ -205,7 +205,7 @@ class _BackwardSolve:
         step, system, options = self.step, self.system, self.pullback.problem.options
         if not bool((t != target).any()):
             return list(z), list(a), torch.zeros_like(self.pullback.ends.status)
-        scale = _size((*a, self.c))
+        scale = _size((*a, self.c)).to(system.dtype)
         scale = torch.where(scale > 0, scale, 1.0)
         divided = [leaf / by for leaf, by in zip(a, expand_like(scale, a), strict=True)]
         state = (*(z if system.first else ()), *divided)
