@@ -88,6 +88,19 @@ def test_adaptive_steps_end_where_a_piecewise_constant_input_jumps():
     assert not sol.stats.rejected.any()
 
 
+def test_torch_func_takes_the_same_steps():
+    """The knots are jumps also inside of a transform."""
+    f = ncode.dynamics.Function(lambda t, x, theta: theta["u"] - x - x**3, {"u": (1,)})
+    path = wave(batch=4, count=12, channels=1, make=paths.constant)
+    parts = ncode.control.Parts({"u": ncode.InputControl()})
+    block = ncode.NCODE(f, parts, t1=2.0, gradient="autograd", rtol=1e-3)
+    x0 = zeros(4, 1)
+    found = torch.func.grad(lambda x: block(x, path=path).sum())(x0)
+    x0.requires_grad_()
+    block(x0, path=path).sum().backward()
+    torch.testing.assert_close(found, x0.grad, rtol=1e-12, atol=1e-12)
+
+
 def test_a_path_may_be_part_of_the_controller_and_shared_by_all_samples():
     path = wave(batch=1)
     block = ncode.NCODE(ATTRACTION, ncode.InputControl(path=path), t1=2.0)

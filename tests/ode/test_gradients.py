@@ -648,7 +648,6 @@ def test_a_module_has_its_own_parameters_back_after_backward():
 
 
 TOO_STIFF = [
-    {"method": "implicit_euler", "dt": 0.05},
     {"method": "rk4", "dt": 0.05},
     {"rtol": 1e-6},
     {"save_at": [3.0]},

@@ -9,7 +9,7 @@ from torch import nn
 import ncode
 from ncode import Event, InputError
 
-from .systems import DOUBLE, GRADIENTS, close, double
+from .systems import DOUBLE, GRADIENTS, Counted, close, double
 
 TIGHT = {"rtol": 1e-9, "atol": 1e-11}
 
@@ -92,6 +92,174 @@ def test_gradients_pass_jumps_and_reach_their_times(gradient):
     close(sol.xs[:, :, 0], saved, atol=1e-8)
     got = torch.autograd.grad(sol.x.square().sum() + sol.xs.sum(), inputs)
     close(got, torch.autograd.grad(x1.square().sum() + saved.sum(), inputs), rtol=1e-6, atol=1e-7)
+
+
+class Switched(nn.Module):
+    """A network whose drive, scaled by theta, changes its sign at jumps of each sample's own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 2)).double()
+
+    def forward(self, t, x, theta):
+        scale, jumps = theta
+        passed = (t[:, None] >= jumps).sum(1)
+        return self.net(x) + scale * torch.where(passed % 2 == 0, 1.0, -1.0)[:, None] * (1 + t[:, None])
+
+
+def switched(x0, t0, t1, scale, jumps, f=None, **options):
+    f = f or Switched()
+    options = {"save_at": t0[:, None] + (t1 - t0)[:, None] * torch.tensor([0.35, 0.8], dtype=DOUBLE), **options}
+    given = jumps if jumps.dim() == 1 else jumps.expand(len(x0), -1)
+    theta = scale, jumps.detach().expand(len(x0), -1)
+    sol = ncode.solve(
+        f, x0, t0, t1, theta=theta, cost=lambda t, x, theta: x.square().sum(1) * t, jump_ts=given, **options
+    )
+    return sol, (sol.x * torch.tensor([1.0, 2.0], dtype=DOUBLE)).sum() + sol.xs.square().sum() + sol.cost.sum()
+
+
+def switched_inputs(backward=False):
+    """Two samples with two jumps each, the second of which lies outside of the interval of the second sample."""
+    x0 = torch.tensor([[0.3, -0.5], [1.0, 0.2]], dtype=DOUBLE)
+    times = torch.tensor([[0.1, 1.0], [0.0, 0.7]], dtype=DOUBLE)
+    jumps = torch.tensor([[0.31, 0.62], [0.43, 0.9]], dtype=DOUBLE)
+    t0, t1 = times.flip(1).unbind(1) if backward else times.unbind(1)
+    return x0, t0, t1, torch.tensor([[0.7], [1.3]], dtype=DOUBLE), jumps
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"checkpoint_every": 3},
+        {"gradient": "autograd"},
+        {"gradient": "adjoint"},
+        {"method": "rodas5p"},
+        {"method": "auto"},
+        {"method": "rodas5p", "gradient": "adjoint"},
+        {"method": "rk4", "dt": 0.02},
+    ],
+    ids=str,
+)
+def test_gradients_of_everything_agree_with_finite_differences(options, backward):
+    """Of the state, both ends, the control and the jumps of each sample, in one backward pass."""
+    inputs = [it.requires_grad_() for it in switched_inputs(backward)]
+    options = {"rtol": 1e-10, "atol": 1e-11, **options}
+    _, loss = switched(*inputs, **options)
+    found = torch.autograd.grad(loss, inputs)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for number, grad in enumerate(found):
+            direction = torch.randn(grad.shape, generator=generator, dtype=DOUBLE)
+            ends = []
+            for shift in (1e-5, -1e-5):
+                moved = [it.detach() + shift * direction if i == number else it for i, it in enumerate(inputs)]
+                ends.append(switched(*moved, **options)[1])
+            close((grad * direction).sum(), (ends[0] - ends[1]) / 2e-5, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("method", ["dopri5", "tsit5", "dopri8", "rodas5p"])
+def test_a_solve_with_jumps_is_one_loop_whose_evaluations_are_counted(method):
+    """A jump costs two evaluations: the slope on its other side, and the choice of a step there."""
+    x0, t0, t1, scale, jumps = (it[:1] for it in switched_inputs())
+    f = Counted(Switched())
+    sol, _ = switched(x0, t0, t1, scale, jumps, f, method=method, **TIGHT)
+    assert type(sol.stats) is ncode.Stats
+    assert f.calls == int(sol.stats.nfe)
+    sol, _ = switched(x0, t0, t1, scale, jumps, Switched(), save_steps=True, **TIGHT)
+    assert all(bool((sol.steps == jump).any()) for jump in jumps[0])
+
+
+def test_a_sample_with_jumps_does_not_depend_on_its_companions():
+    inputs = [torch.cat([it, it.flip(0)]) for it in switched_inputs()]
+    sol, _ = switched(*inputs, f=Switched())
+    for i in range(4):
+        alone, _ = switched(*(it[i : i + 1] for it in inputs), f=Switched())
+        close(sol.x[i : i + 1], alone.x, rtol=1e-13)
+        assert sol.stats.nfe[i] == alone.stats.nfe[0]
+
+
+@pytest.mark.parametrize("step", ["sample", "batch"])
+def test_steps_after_a_jump_have_the_size_of_what_is_there(step):
+    """From a long rest into a fast decay, and from that into a slow one: few steps are rejected, or too short."""
+
+    def field(t, x, theta):
+        rate = torch.where(t < 50, 0.0, torch.where(t < 50.01, 1e3, 0.01))[:, None]
+        return -rate * x
+
+    sol = ncode.solve(field, double(1.0, 1.0), 0.0, 100.0, jump_ts=[50.0, 50.01], step=step, rtol=1e-6, atol=1e-9)
+    close(sol.x, double(1.0, 1.0) * math.exp(-10 - 0.01 * 49.99), rtol=1e-5)
+    assert int(sol.stats.rejected.max()) <= 2
+    assert int(sol.stats.steps.max()) < 60
+
+
+def test_dense_output_moves_with_the_jumps():
+    """x = t up to the jump s, and s - 2 (t - s) behind it: its derivative with respect to s is 3."""
+    jump = torch.tensor([0.5], dtype=DOUBLE, requires_grad=True)
+
+    def field(t, x, theta):
+        return torch.where(t < 0.5, 1.0, -2.0).to(x.dtype)[:, None].expand_as(x)
+
+    sol = ncode.solve(field, double(0.0), 0.0, 2.0, jump_ts=jump, dense=True)
+    for time, value, slope in ((0.25, 0.25, 0.0), (1.0, -0.5, 3.0), (2.0, -2.5, 3.0)):
+        at = sol(time)
+        close(at, double(value))
+        close(torch.autograd.grad(at.sum(), jump, retain_graph=True)[0], torch.tensor([slope], dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("method", ["dopri5", "rodas5p"])
+def test_dynamics_that_are_infinite_behind_a_jump_fail_there(method):
+    """The sample has its values up to the jump, and spoils nothing of its companion."""
+    weight = torch.tensor(1.0, dtype=DOUBLE, requires_grad=True)
+    bad = torch.tensor([True, False])
+
+    def field(t, x, theta):
+        return torch.where((bad & (t > 0.5))[:, None], torch.inf, weight * x)
+
+    options = {"jump_ts": [0.5], "throw": False, "keep_last": True, "method": method, "save_at": [0.25, 0.75], **TIGHT}
+    sol = ncode.solve(field, double(1.0, 1.0), 0.0, 1.0, **options)
+    assert sol.status == (ncode.Status.NOT_FINITE, ncode.Status.OK)
+    close(sol.t, torch.tensor([0.5, 1.0], dtype=DOUBLE))
+    close(sol.x, double(math.exp(0.5), math.e), rtol=1e-7)
+    assert sol.xs[..., 0].isnan().tolist() == [[False, True], [False, False]]
+
+
+def test_an_event_function_that_jumps_has_no_event_there():
+    """It changes its sign with the dynamics at t = 1, and by itself at t = 1.5."""
+    event = Event(lambda t, x, theta: torch.where(t < 1, -1.0, 1.5 - t), terminal=False)
+
+    def field(t, x, theta):
+        return torch.where(t < 1, 1.0, 2.0).to(x.dtype)[:, None].expand_as(x)
+
+    sol = ncode.solve(field, double(0.0, 1.0), 0.0, 2.0, events=event, jump_ts=[1.0])
+    close(sol.events[0].ts, double(1.5, 1.5))
+    close(sol.x, double(3.0, 4.0))
+
+
+def test_second_derivatives_and_transforms_pass_jumps():
+    """x1 = (x0 + s) exp(s - 1), squared."""
+
+    def field(t, x, theta):
+        return torch.where((t < 0.4)[:, None], torch.ones_like(x), -x)
+
+    def loss(x):
+        return ncode.solve(field, x, 0.0, 1.0, jump_ts=[0.4], gradient="autograd", **TIGHT).x.square().sum()
+
+    x0, decay = double(1.0, 3.0), math.exp(-1.2)
+    close(torch.func.grad(loss)(x0), 2 * (x0 + 0.4) * decay, rtol=1e-7)
+    hessian = torch.autograd.functional.hessian(loss, x0)
+    close(hessian.reshape(2, 2), 2 * decay * torch.eye(2, dtype=DOUBLE), rtol=1e-7)
+
+
+def test_an_exported_solve_has_no_jumps_and_says_so():
+    class Model(nn.Module):
+        def forward(self, x):
+            return ncode.solve(square_wave, x, 0.0, 2.0, jump_ts=[1.0], method="rk4", dt=0.1).x
+
+    with pytest.raises(InputError, match="jump_ts depend on values, and an exported or traced solve has none"):
+        torch.export.export(Model(), (double(0.0),))
 
 
 def test_jumps_outside_of_the_interval_and_at_its_ends_do_not_matter():

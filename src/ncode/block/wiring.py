@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .._modules import Shape, Shapes, Theta, format_shape, format_shapes
-from .._torch_private import is_symbolic, is_transforming, pytree
+from .._torch_private import is_symbolic, pytree
 from ..closed_forms.select import ClosedForm, ClosedFormResult, closed_form
 from ..control import Controller, State
 from ..control.base import Constant, Motion, expand_shared
@@ -309,7 +309,7 @@ def carried_theta(state: State) -> tuple[Any, StateOf]:
 
 def jump_times(controller: Controller, request: Request) -> Any:
     """The jumps that the caller names, or else those of the control, unless steps have a fixed size."""
-    if request.jump_ts is not None or request.settings.options.dt is not None or is_transforming():
+    if request.jump_ts is not None or request.settings.options.dt is not None:
         return request.jump_ts
     times = controller.jump_times(request.state)
     if times is None or not request.settings.options.shared_step:

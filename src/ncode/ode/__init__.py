@@ -4,9 +4,10 @@ To read it, follow one solve from the call to the last Runge-Kutta stage:
 
     api.py         `solve`: options, problem and solution
     problem.py     `SolveOptions` and `make_problem`: arguments, checked, become a `Problem`
-    chain.py       with events (events.py) or jumps: a chain of solves
+    chain.py       with events (events.py): a chain of solves
     solver.py      `solve_problem`: the forward pass, then whatever the gradient needs
     system.py      f, g and the cost as one `System` on z = (x, theta, cost); trees of tensors
+    jumps.py       times at which the dynamics jump: steps end there, and see one side only
     captures.py    the outside tensors that f, g and the cost use, found by one evaluation
     integrate.py   `start_loop`, then `integrate`: attempts until all samples are done; an `Attempt` accepts or rejects
     methods.py     methods by name; `make_step`
@@ -19,7 +20,7 @@ To read it, follow one solve from the call to the last Runge-Kutta stage:
     kernel/        small systems: the whole solve in one compiled call; explain.py says whether a solve takes it
 
 Gradients (gradients/): function.py is where a solve meets autograd; discrete.py and unrolled.py replay the steps of the
-tape, adjoint.py solves backward in time.
+tape, adjoint.py solves backward in time (adjoint_system.py, and for stiff methods trajectory.py).
 """
 
 from .api import solve

@@ -13,7 +13,7 @@ from .._torch_private import is_symbolic, is_transforming
 from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
 from .backends import EAGER, Backend
 from .captures import held_by
-from .chain import check_jumps, gather, solve_chain
+from .chain import gather, solve_chain
 from .events import Event, check_events
 from .gradients.function import Outputs
 from .methods import Method
@@ -153,21 +153,21 @@ def solve(
             beyond what `keep` allows.
             "adjoint": solves the augmented adjoint of the paper's Theorem 1 backward in time; memory does not grow with
             the number of steps, but the gradient is only as exact as that solve: use tight tolerances. It is refused
-            where that solve does not come back to x0, since the flow contracts too strongly.
+            where that solve does not come back to x0, since the flow contracts too strongly. Methods for stiff problems
+            keep the dense output of the forward pass for it, and so its memory grows with the number of steps.
             "autograd": an ordinary graph; second derivatives, forward mode and torch.func work.
         compile: True: take the fastest backend that fits; `ncode.explain` says which. A small system whose samples are
             separate is solved in one compiled call ("kernel"). Otherwise the steps and their gradients are compiled
             once per shape ("inductor"), and on CUDA also recorded as CUDA graphs. Numbers and modules that the dynamics
             read are watched, and a change compiles anew. Also the name of a backend, or a `Backend` of your own.
-        max_steps: The largest number of steps of one sample, rejected ones included; with events or jumps, between two
-            of them.
+        max_steps: The largest number of steps of one sample, rejected ones included; with events, between two of them.
         checkpoint_every: For "discrete": keep every k-th state and recompute those between.
         keep: For "discrete" in an eager solve: what forward keeps for backward. "states": one state per step, and
             backward evaluates each step again. "graph": the graph, which takes more memory and less time. "auto": the
             graph while the graphs of all solves that wait for backward take at most 256 MiB, by an estimate from the
             first evaluation; a solve that would take more drops its own and keeps states. A number of bytes sets
-            another limit. Implicit methods, events, learned times, checkpoint_every > 1, parameters with hooks and
-            hooks on saved tensors (activation checkpointing) keep states.
+            another limit. Implicit methods, events, jumps, learned times, checkpoint_every > 1, parameters with hooks,
+            and hooks on saved tensors (activation checkpointing) keep states.
         step_rule: The rule that chooses step sizes. Default: `PID()`.
         throw: Raise SolveError if a sample fails. Otherwise such samples are nan, and `sol.status` says why.
         keep_last: Keep the last accepted state of a sample that fails, in place of nan; `sol.t` is its time. It has the
@@ -220,6 +220,7 @@ def solve(
         feedback=feedback,
         cost=cost,
         save_at=save_at,
+        jump_ts=jump_ts,
         dense=dense,
         keep_last=keep_last,
         callback=callback,
@@ -232,9 +233,9 @@ def solve(
         raise InputError(
             f'gradient="{options.gradient}" does not work inside torch.func transforms: use gradient="autograd" there'
         )
-    if events is not None or jump_ts is not None:
-        watched, jumps = check_events(events or ()), None if jump_ts is None else check_jumps(jump_ts, problem)
-        solved, records = solve_chain(problem, watched, jumps)
+    watched = check_events(events or ())
+    if watched:
+        solved, records = solve_chain(problem, watched)
         solution = _make_solution(problem, theta, solved, records)
         if throw:
             _raise_failures(solution, problem)

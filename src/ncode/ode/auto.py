@@ -1,10 +1,13 @@
 """`method="auto"`: each step of each sample is explicit where that is stable, and implicit where it is stiff.
 
-An explicit step whose last two evaluations are at the same time measures how fast neighbouring solutions part or meet,
+An explicit step whose last two evaluations are at the same time shows in which direction v neighbouring solutions
+part or meet, and how fast (Hairer and Wanner, section IV.2),
 
-    rate = |f(t + h, z_1) - f(t + h, y)| / |z_1 - y|,    y its last stage
+    v = f(t + h, z_1) - f(t + h, y),    rate = |v| / |z_1 - y|,    y its last stage
 
-and is unstable where h * rate exceeds the method's bound on the negative real axis (Hairer and Wanner, section IV.2).
+and is unstable where h * rate exceeds the method's bound on the negative real axis. This is blind to a fast component
+until errors in it have grown, and gradients through steps that amplify errors grow without limit. So one more
+evaluation, at a small distance from z_1 in the direction of v, measures the rate of the fastest component, too.
 The decision depends on the arguments of the step alone: gradients that replay a step repeat it, and a sample's result
 does not depend on its companions.
 """
@@ -20,7 +23,7 @@ from torch import Tensor
 from .._torch_private import is_traced
 from .implicit import ImplicitStep, RosenbrockStep
 from .implicit_tableau import STIFF_METHODS, RosenbrockTableau
-from .linearise import join
+from .linearise import join, split
 from .step import ExplicitStep, StepResult, weighted_sum
 from .system import State, expand_like, where
 from .tableau import METHODS, Tableau
@@ -69,8 +72,8 @@ class AutoStep(ImplicitStep):
 
     @property
     def evaluations(self) -> int:
-        """Those of the explicit step and its end; those of implicit steps are counted per sample."""
-        return self.tableau.explicit.stages + 1
+        """Those of the explicit step, its end, and the rate; those of implicit steps are counted per sample."""
+        return self.tableau.explicit.stages + 2
 
     def __call__(
         self, t: Tensor, h: Tensor, z: State, theta: Sequence[Tensor], first: State | None = None
@@ -80,7 +83,7 @@ class AutoStep(ImplicitStep):
         implicit = RosenbrockStep(self.system, self.tableau.implicit, self.estimate, self.dense, self.slopes)
         with torch.no_grad():
             tried = explicit(t, h, z, theta)
-            stiff = self._is_stiff(h, z, tried)
+            stiff = self._is_stiff(t, h, z, theta, tried)
         some = is_traced() or bool(stiff.any())
         if torch.is_grad_enabled():
             # Where it is unstable an explicit step may overflow, and spoil gradients even where it is not used.
@@ -98,11 +101,19 @@ class AutoStep(ImplicitStep):
             failure=other.failure,
         )
 
-    def _is_stiff(self, h: Tensor, z: State, tried: StepResult) -> Tensor:
+    def _is_stiff(self, t: Tensor, h: Tensor, z: State, theta: Sequence[Tensor], tried: StepResult) -> Tensor:
         """Which samples' explicit step is unstable; one that is not finite is, too."""
-        tableau = self.tableau.explicit
+        tableau, system = self.tableau.explicit, self.system
         assert tried.end is not None
         between = tuple(w - v for w, v in zip(tableau.b, (*tableau.a[-1], 0.0), strict=True))
-        apart = join(weighted_sum(tried.slopes, between, expand_like(h.to(self.system.dtype), z))).norm(dim=1)
-        change = (join(tried.end) - join(tried.slopes[-1])).norm(dim=1)
-        return ~(change * h.abs() <= self.tableau.bound * apart) & (h != 0)
+        apart = join(weighted_sum(tried.slopes, between, expand_like(h.to(system.dtype), z))).norm(dim=1)
+        end, vector = join(tried.end), join(tried.z)
+        change = end - join(tried.slopes[-1])
+        # Far enough for a difference quotient with some right digits.
+        distance = torch.maximum(apart, vector.norm(dim=1) * torch.finfo(vector.dtype).eps ** (2 / 3))
+        size = change.norm(dim=1)
+        move = change * (distance / torch.where(size == 0, 1.0, size))[:, None]
+        moved = system.bind(theta)(system.clock(theta, t + h), split(vector + move, z))
+        growth, bound = (join(moved) - end).norm(dim=1), self.tableau.bound
+        stable = (size * h.abs() <= bound * apart) & (growth * h.abs() <= bound * distance)
+        return ~stable & (h != 0)

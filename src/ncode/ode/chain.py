@@ -1,7 +1,7 @@
-"""Solves with events and jumps, as a chain of solves without: each ends at the next jump, at the first event, or at t1.
+"""Solves with events, as a chain of solves without: each ends at the first event, or at t1.
 
 A sample that has ended waits with an interval of length 0. Times and states where one solve ends and the next begins
-are ordinary tensors of autograd, so that gradients pass through events, resets and jumps under every `gradient`.
+are ordinary tensors of autograd, so that gradients pass through events and resets under every `gradient`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .._torch_private import is_transforming
 from ..errors import InputError, Status
 from .events import Event, EventWatch
 from .gradients.function import Outputs, harmless_state
-from .problem import Problem, check_times
+from .problem import Problem
 from .record import join_tables, mask_like
 from .solution import EventRecord, Stats
 from .solver import Solved, solve_problem
@@ -41,15 +41,13 @@ class ChainStats(Stats):
         return sum(made[1:], made[0]) if made else None
 
 
-def solve_chain(
-    problem: Problem, events: Sequence[Event], jumps: Tensor | None
-) -> tuple[Solved, tuple[EventRecord, ...]]:
-    """Solve with events, and with steps that end at the jumps (batch, n), counted from t0, nan where there is none."""
+def solve_chain(problem: Problem, events: Sequence[Event]) -> tuple[Solved, tuple[EventRecord, ...]]:
+    """Solve with events."""
     if is_transforming():
-        raise InputError("events and jump_ts do not work inside torch.func transforms: differentiate by backward()")
-    if problem.options.shared_step and events:
+        raise InputError("events do not work inside torch.func transforms: differentiate by backward()")
+    if problem.options.shared_step:
         raise InputError('with events each sample has its own end: use step="sample"')
-    chain = _Chain(problem, events, jumps)
+    chain = _Chain(problem, events)
     while bool(chain.active.any()):
         chain.advance()
     return chain.solved(), chain.records()
@@ -67,11 +65,13 @@ class _Occurrence:
 class _Chain:
     """The time, state and results of each sample after the solves so far."""
 
-    def __init__(self, problem: Problem, events: Sequence[Event], jumps: Tensor | None):
-        system = replace(problem.system, shifted=True, bounded=jumps is not None)
-        together = problem.together and not events and (jumps is None or problem.options.shared_step)
-        self.problem = replace(problem, system=system, interval=None, whole_span=problem.span, together=together)
-        self.events, self.jumps = events, jumps
+    def __init__(self, problem: Problem, events: Sequence[Event]):
+        system = replace(problem.system, shifted=True)
+        theta = problem.theta if problem.system.shifted else (*problem.theta, problem.t0)
+        self.problem = replace(
+            problem, system=system, theta=theta, interval=None, whole_span=problem.span, together=False
+        )
+        self.events = events
         self.watch: EventWatch | None = None  # of the last solve
         self.control = problem.control
         self.z = self.final = problem.z0
@@ -90,10 +90,10 @@ class _Chain:
         self.steps: list[Tensor] = []
 
     def advance(self) -> None:
-        """Solve to the next jump, event or t1 of each sample."""
-        target, is_end = self._target()
+        """Solve to the next event or t1 of each sample."""
+        target = torch.where(self.active, self.problem.span, self.tau)
         part = self._part(target)
-        watch = self.watch = EventWatch(self.events, part, self.active, self.watch) if self.events else None
+        watch = self.watch = EventWatch(self.events, part, self.active, self.watch)
         solved = solve_problem(part, watch)
         self.problem = replace(self.problem, checked=True)
         self.stats.append(solved.stats)
@@ -102,30 +102,16 @@ class _Chain:
         z = where(active & ok, solved.outputs.z, self.z)
         tau = torch.where(active, torch.where(ok, target, self.tau + solved.reached), self.tau)
         self._save(part, solved)
-        self.covered, ended = tau.detach(), active & (is_end | ~ok)
+        self.covered, ended = tau.detach(), active
         self.final = where(active & ~ok, solved.outputs.z, self.final)
-        if watch is not None:
-            mask = watch.fired.any(1) & active & ok
-            if bool(mask.any()):
-                ended = ended & ~mask
-                tau, z, at_event = self._apply_events(watch, part, mask, tau, z)
-                ended = ended | at_event
+        mask = watch.fired.any(1) & active & ok
+        if bool(mask.any()):
+            tau, z, at_event = self._apply_events(watch, part, mask, tau, z)
+            ended = (active & ~mask) | at_event
         fine = self.codes == Status.OK
         self.final = where(ended & fine, z, self.final)
         self.active = active & ~ended & fine
         self.z, self.tau = z, tau
-
-    def _target(self) -> tuple[Tensor, Tensor]:
-        """Where the next solve of each sample ends at the latest, and whether that is t1."""
-        span = self.problem.span
-        if self.jumps is None or not self.jumps.shape[1]:
-            return torch.where(self.active, span, self.tau), torch.ones_like(self.active)
-        jumps, sign = self.jumps, span.detach().sign()[:, None]
-        ahead = ((jumps - self.tau[:, None]) * sign > 0) & ((span[:, None] - jumps) * sign > 0)
-        nearest = torch.where(ahead, jumps.detach() * sign, torch.inf).argmin(1, keepdim=True)
-        has_jump = ahead.gather(1, nearest)[:, 0]
-        target = torch.where(has_jump, jumps.gather(1, nearest)[:, 0], span)
-        return torch.where(self.active, target, self.tau), ~has_jump
 
     def _part(self, target: Tensor) -> Problem:
         """The problem of the next solve."""
@@ -136,28 +122,14 @@ class _Chain:
             since, until = ((ts - edge[:, None]).detach() * sign for edge in (self.covered, target))
             after = since >= 0 if not self.stats else since > 0
             ts = torch.where(after & (until <= 0) & self.active[:, None], ts - tau[:, None], torch.nan)
-        bounds = self._bounds(t0, t0 + span, target) if whole.system.bounded else ()
-        part = replace(whole, z0=self.z, theta=(*self.control, *bounds, t0), t0=t0, t1=t0 + span, span=span, ts=ts)
+        theta = (*self.control, *whole.theta[len(whole.control) : -1], t0)
+        theta = tuple(whole.system.enter(theta, torch.zeros_like(t0), span.detach())[0])
+        part = replace(whole, z0=self.z, theta=theta, t0=t0, t1=t0 + span, span=span, ts=ts)
         fine = self.codes == Status.OK
         if bool(fine.all()):
             return part
         # A sample that has failed stands still, and its slope, if infinite, would spoil shared gradients.
         return replace(part, z0=where(fine, self.z, harmless_state(part, fine)))
-
-    def _bounds(self, begin: Tensor, end: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """The times that functions may receive: on this side of the jumps at both ends."""
-        assert self.jumps is not None
-        dtype, jumps = self.problem.system.dtype, self.jumps.detach()
-        begin, end = begin.detach().to(dtype), end.detach().to(dtype)
-        at_begin, at_end = ((jumps == edge.detach()[:, None]).any(1) for edge in (self.tau, target))
-        forward = begin <= end
-        infinity = torch.full_like(begin, torch.inf)
-        inner = torch.where(forward, infinity, -infinity)
-        first, last = torch.nextafter(begin, inner), torch.nextafter(end, -inner)
-        narrow = (last - first) * inner < 0  # an interval too short for two roundings
-        first = torch.where(at_begin & ~narrow, first, -inner)
-        last = torch.where(at_end & ~narrow, last, inner)
-        return torch.minimum(first, last), torch.maximum(first, last)
 
     def _save(self, part: Problem, solved: Solved) -> None:
         if part.ts is not None:
@@ -294,11 +266,3 @@ def gather(counts: Tensor, ended: Tensor, occurrences: Sequence[_Occurrence], pr
         xs = [torch.where(mask_like(place, x), x[:, None], old) for x, old in zip(it.x, xs, strict=True)]
         made = made + it.mask.int()
     return EventRecord(counts, ts, problem.system.nest_x(xs), ended)
-
-
-def check_jumps(jump_ts: Any, problem: Problem) -> Tensor:
-    """Jumps as (batch, n), counted from t0; those outside of the interval do not matter."""
-    given, full = check_times("jump_ts", jump_ts, problem.t0)
-    if problem.options.shared_step and given.dim() == 2:
-        raise InputError('step="batch" takes one step for all samples, so jump_ts must be (n,), the same for all')
-    return full - problem.t0[:, None]

@@ -172,6 +172,26 @@ class EventWatch:
     ) -> tuple[AttemptResult, Tensor]:
         """Look for events in the steps of one attempt; a sample with one is put back, with its t1 at the event."""
         every = slice(None) if rows is None else rows
+        theta, stop = self.system.enter(inputs.theta, result.t, inputs.t1)
+        result, t1 = self._end_at_events(attempt, before, inputs._replace(theta=theta), result, every)
+        if self.system.bounded:
+            self._pass_jumps((result.h != 0) & (result.t_next == stop) & (stop != inputs.t1), inputs, result, every)
+        return result, t1
+
+    def _pass_jumps(self, mask: Tensor, inputs: AttemptInputs, result: AttemptResult, every: Any) -> None:
+        """Take the signs on the other side of a jump: a function that jumps there has no event."""
+        if not bool(mask.any()):
+            return
+        t, z = result.state.t, result.state.z
+        theta, _ = self.system.enter(inputs.theta, t, inputs.t1)
+        values, _, sizes = self.rates(self.system.clock(theta, t), z, theta, tuple(map(torch.zeros_like, z)))
+        clear = mask[:, None] & (values.abs() > 64 * torch.finfo(values.dtype).eps * sizes)
+        self.signs[every] = torch.where(clear, values.sign(), self.signs[every])
+        self.last[every] = torch.where(clear, values, self.last[every])
+
+    def _end_at_events(
+        self, attempt: Attempt, before: LoopState, inputs: AttemptInputs, result: AttemptResult, every: Any
+    ) -> tuple[AttemptResult, Tensor]:
         t, h, t1 = result.t, result.h, inputs.t1
         watched = (h != 0) & ~self.fired[every].any(1)
         if not bool(watched.any()):
@@ -267,8 +287,9 @@ class EventWatch:
 
     def correct(self, problem: Problem, z: State, mask: Tensor) -> tuple[Tensor, State]:
         """The Newton step to the event, for samples in the mask: what to add to the time and to the state."""
-        system, theta = self.system, problem.theta
-        t = system.clock(theta, problem.span)
+        system, span = self.system, problem.span
+        theta, _ = system.enter(problem.theta, span, torch.zeros_like(span))  # on the side that the sample comes from
+        t = system.clock(theta, span)
         fixed = tuple(leaf.detach() for leaf in z)
         with torch.no_grad():
             slope = system.bind(theta)(t, fixed)

@@ -14,7 +14,7 @@ from .problem import Problem, make_problem
 from .solver import probe
 from .system import tensors_of
 
-_PROBLEM = ("theta", "feedback", "cost", "save_at", "dense", "keep_last", "callback", "save_steps")
+_PROBLEM = ("theta", "feedback", "cost", "save_at", "jump_ts", "dense", "keep_last", "callback", "save_steps")
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,7 @@ def explain(*arguments: Any, **options: Any) -> Explanation:
         return Explanation(backend.name, {"kernel": reason, "inductor": reason})
     given_problem = {name: named[name] for name in _PROBLEM}
     problem = make_problem(named["dynamics"], named["x0"], named["t0"], named["t1"], chosen, **given_problem)
-    watched = named["events"] is not None or named["jump_ts"] is not None
-    reason = "events or jump_ts are given" if watched else _why_not_whole(problem)
+    reason = "events are given" if named["events"] else _why_not_whole(problem)
     if reason is not None:
         return Explanation("inductor" if backend.name != "kernel" else "none", {"kernel": reason})
     return Explanation("kernel", {"inductor": "a kernel takes the solve as a whole"})

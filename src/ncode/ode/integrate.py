@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .._torch_private import is_traced
 from ..errors import Status
 from .backends import Backend
 from .independence import Positions
@@ -82,7 +83,8 @@ class AttemptResult(NamedTuple):
 class Attempt:
     """One attempt of a batch, as a pure function of `AttemptInputs`.
 
-    A sample that is rejected, or no longer alive, takes h = 0 and stays where it is.
+    A sample that is rejected, or no longer alive, takes h = 0 and stays where it is. One that reaches a jump of the
+    dynamics starts anew: with the slope on the other side, and a step size chosen there as at t0.
     """
 
     step: Step
@@ -107,23 +109,27 @@ class Attempt:
 
     def __call__(self, inputs: AttemptInputs) -> AttemptResult:
         state, t1, theta, _ = inputs
-        t, z, left = state.t, state.z, t1 - state.t
-        last = self._last(state, t1, left)
+        t, z = state.t, state.z
+        theta, stop = self.system.enter(theta, t, t1)
+        left = stop - t
+        last = self._last(state, stop, left)
         h = torch.where(state.alive, torch.where(last, left, state.h), 0.0)
 
         stepped = self.step(t, h, z, theta, state.slope)
         with torch.no_grad():
-            good, taken, decided = self._decide(inputs, last, h, stepped)
+            good, taken, decided = self._decide(inputs, stop, last, h, stepped)
         slope = state.slope
         if slope is not None and stepped.end is not None:
             slope = where(good, stepped.end, slope)
         after = decided._replace(z=where(good, stepped.z, z), slope=slope)
+        if self.system.bounded:
+            after = self._pass_jumps(after, good & last & (stop != t1), inputs)
         counts = self.count(after, t1) if self.counted else None
         record = t, after.t, taken, z, state.accepted
         return AttemptResult(after, *record, stepped.dense, stepped.slopes, counts)
 
     def _decide(
-        self, inputs: AttemptInputs, last: Tensor, h: Tensor, stepped: StepResult
+        self, inputs: AttemptInputs, stop: Tensor, last: Tensor, h: Tensor, stepped: StepResult
     ) -> tuple[Tensor, Tensor, LoopState]:
         """Which samples accept their step, the steps taken, and the next state but for z and the slope."""
         state, t1, _, tolerance = inputs
@@ -137,11 +143,14 @@ class Attempt:
         failed = rejected & ~(own <= 1.0) if self.shared_step else rejected
         if not self.fixed:
             failed = failed & self._too_small(h, h_next, t1)
-        done = good & last
+        arrived = good & last
+        done = arrived & (stop == t1) if self.system.bounded else arrived
         taken = torch.where(good, h, 0.0)
-        history = self.rule.uses_history
+        history, spent = self.rule.uses_history, state.spent
+        if spent is not None and stepped.spent is not None:
+            spent = spent + alive * stepped.spent
         after = state._replace(
-            t=torch.where(done, t1, state.t + taken),
+            t=torch.where(arrived, stop, state.t + taken),
             h=h_next,
             previous=torch.where(good, ratio, state.previous) if history else state.previous,
             earlier=torch.where(good, state.previous, state.earlier) if history else state.earlier,
@@ -149,7 +158,7 @@ class Attempt:
             status=self._status(state.status, failed, own, h, stepped.failure),
             accepted=state.accepted + good,
             rejected=state.rejected + rejected,
-            spent=None if state.spent is None or stepped.spent is None else state.spent + alive * stepped.spent,
+            spent=spent,
         )
         return good, taken, after
 
@@ -170,6 +179,27 @@ class Attempt:
         if failure is not None:
             status = torch.where(failed & (failure != Status.OK), failure, status).to(status.dtype)
         return status
+
+    def _pass_jumps(self, state: LoopState, mask: Tensor, inputs: AttemptInputs) -> LoopState:
+        """The state with those samples started anew that have reached a jump."""
+        if not is_traced() and not bool(mask.any()):
+            return state
+        system, (_, t1, theta, tolerance) = self.system, inputs
+        theta, stop = system.enter(theta, state.t, t1)
+        slope = system.bind(theta)(system.clock(theta, state.t), state.z)
+        h = state.h
+        if tolerance is not None:
+            order, shared = self.step.tableau.error_order + 1, mask if self.shared_step else None
+            first = first_step(system, tolerance, order, state.t, stop, state.z, theta, slope, shared)
+            h = torch.where(mask & first.isfinite(), self.limits.clamp(first), h)
+        assert state.spent is not None
+        return state._replace(
+            h=h,
+            slope=None if state.slope is None else where(mask, slope, state.slope),
+            previous=torch.where(mask, 1.0, state.previous),
+            earlier=torch.where(mask, 1.0, state.earlier),
+            spent=state.spent + mask.int() * (1 if tolerance is None else 2),
+        )
 
     def count(self, state: LoopState, t1: Tensor) -> Tensor:
         """(3,): samples alive, those of them that the next attempt cannot finish, and samples that failed."""
@@ -265,7 +295,7 @@ class Start:
             status=status,
             accepted=zeros,
             rejected=zeros,
-            spent=zeros if attempt.step.counts_evaluations else None,
+            spent=zeros if attempt.step.counts_evaluations or attempt.system.bounded else None,
         )
         # One evaluation for the slope at t0, and one to choose the first step.
         nfe = away.int() * (2 if self.dt is None else 1)

@@ -118,7 +118,7 @@ def _given_rows(
     jacobian = system.jacobian(theta)
     if jacobian is None:
         return None
-    matrix = jacobian(t, z[0])
+    matrix = jacobian(t, z)
     if not isinstance(matrix, Tensor) or matrix.shape != (len(t), n, n) or matrix.dtype != z[0].dtype:
         given = f"{tuple(matrix.shape)}, {matrix.dtype}" if isinstance(matrix, Tensor) else type(matrix).__name__
         raise InputError(

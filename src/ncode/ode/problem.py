@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch_private import is_mapped, is_symbolic, pytree
+from .._torch_private import is_mapped, is_symbolic, is_tracing, pytree
 from ..errors import (
     InputError,
     check_flag,
@@ -156,6 +156,7 @@ def make_problem(
     feedback: Feedback | None = None,
     cost: Cost | None = None,
     save_at: Any = None,
+    jump_ts: Any = None,
     dense: bool = False,
     keep_last: bool = False,
     callback: Callback | None = None,
@@ -181,20 +182,24 @@ def make_problem(
         raise InputError('step="batch" takes one step for all samples, so t0 and t1 must be the same for all')
     ts_given, ts = (None, None) if save_at is None else check_saved(save_at, t0_all.detach(), t1_all.detach())
     costs = () if cost is None else (torch.zeros(x0.shape[0], dtype=dtype, device=x0.device),)
-    shifted = isinstance(t0_given, Tensor) or t0_given != 0.0
+    jumps = check_jumps(jump_ts, t0_all, options.shared_step)
+    shifted = isinstance(t0_given, Tensor) or t0_given != 0.0 or jumps is not None
     interval = None if isinstance(t0_given, Tensor) or isinstance(t1_given, Tensor) else (t0_given, t1_given)
-    own_times = _is_own(t0_given) or _is_own(t1_given)
+    own_times = _is_own(t0_given) or _is_own(t1_given) or (isinstance(jump_ts, Tensor) and jump_ts.dim() > 1)
+    system = System(dynamics, feedback, cost, spec, dtype, shifted, jumps is not None, x_spec)
+    unbounded = [] if jumps is None else [jumps, t0_all, t1_all]
+    theta = (*([] if feedback is not None else leaves), *unbounded, *([t0_all] if shifted else []))
     return Problem(
-        system=System(dynamics, feedback, cost, spec, dtype, shifted, x_spec=x_spec),
+        system=system,
         options=options,
         z0=(*states, *driven, *costs),
-        theta=(*([] if feedback is not None else leaves), *([t0_all] if shifted else [])),
+        theta=tuple(system.enter(theta, torch.zeros_like(t0_all), t1_all - t0_all)[0]),
         t0=t0_all,
         t1=t1_all,
         span=t1_all - t0_all if shifted else t1_all,
         ts=ts if ts is None or not shifted else ts - t0_all[:, None],
         ts_given=ts_given,
-        interval=interval,
+        interval=interval if jumps is None else None,  # jumps add to the number of steps of a fixed size
         dense=check_flag("dense", dense),
         tolerance=make_tolerance(options.rtol, options.atol, states, x_spec),
         keep_last=check_flag("keep_last", keep_last),
@@ -390,6 +395,18 @@ def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
         )
     inside = torch.minimum(torch.maximum(times, low), high)
     return given, full + (inside - times)  # moved by rounding at most, and without a gradient of its own
+
+
+def check_jumps(jump_ts: Any, t0: Tensor, shared_step: bool) -> Tensor | None:
+    """Jumps as (batch, n), infinite where there is none; None without any."""
+    if jump_ts is None:
+        return None
+    if torch.compiler.is_exporting() or is_tracing():
+        raise InputError("the steps of a solve with jump_ts depend on values, and an exported or traced solve has none")
+    given, full = check_times("jump_ts", jump_ts, t0)
+    if shared_step and given.dim() == 2:
+        raise InputError('step="batch" takes one step for all samples, so jump_ts must be (n,), the same for all')
+    return torch.where(full.detach().isnan(), torch.inf, full) if full.shape[1] else None
 
 
 def _check_functions(dynamics: Any, feedback: Any, cost: Any) -> None:

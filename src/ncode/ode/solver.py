@@ -20,6 +20,7 @@ from .gradients.adjoint import AdjointPullback
 from .gradients.discrete import DiscretePullback
 from .gradients.function import Ends, ForwardContext, Outputs, connect, harmless_state, isolate_captures
 from .gradients.kept import KeptGraph, start_graph
+from .gradients.trajectory import Trajectory
 from .gradients.unrolled import mask_failed, planned_steps, saved_at_start, unroll
 from .independence import Positions
 from .integrate import Attempt, LoopState, integrate, start_loop
@@ -65,6 +66,10 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     tape = None
     if differentiates and options.gradient != "adjoint":
         tape = Tape(options.checkpoint_every if options.gradient == "discrete" else 1)
+    trajectory = None
+    if differentiates and options.gradient == "adjoint" and options.implicit:
+        trajectory = Trajectory(problem.batch, torch.where(problem.span.detach() < 0, -1.0, 1.0).to(problem.t0))
+    kept = [recorder for recorder in (tape, trajectory) if recorder is not None]
     positions = Positions(captures.outside, problem.batch, together=problem.together, method=options.jacobian_of)
     if watch is not None and watch.holds_samples:
         positions.free = False
@@ -84,7 +89,7 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
                 _check_separate(problem, captures, positions, watch)
             if tape is not None and watch is None:
                 graph = start_graph(problem, captures, first)
-            forward = run_forward(problem, captures, positions, [tape] if tape is not None else [], watch, graph)
+            forward = run_forward(problem, captures, positions, kept, watch, graph)
     if watch is not None:
         problem = watch.shorten(problem)
     state = forward.state
@@ -104,7 +109,7 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
         if whole is not None and whole.pullback is not None:
             outputs = connect(whole.pullback(problem, captures, stats), captures.trained, outputs)
         elif differentiates:
-            outputs = _connect(problem, captures, positions, tape, forward, stats, outputs, graph)
+            outputs = _connect(problem, captures, positions, tape or trajectory, forward, stats, outputs, graph)
     return Solved(outputs, stats, state.status, state.t, times, forward.failed, forward.steps)
 
 
@@ -229,7 +234,8 @@ def run_forward(
     z = tuple(backend.prepare(leaf.detach()) for leaf in problem.z0)
     theta = tuple(backend.prepare(leaf.detach()) for leaf in problem.theta)
     fixed, tolerance = options.dt is not None, problem.loop_tolerance
-    step = options.make_step(system, estimate=not fixed, dense=problem.interpolates or watch is not None)
+    interpolates = problem.interpolates or watch is not None or any(isinstance(it, Trajectory) for it in recorders)
+    step = options.make_step(system, estimate=not fixed, dense=interpolates)
     # Where operations are fused counting costs nothing, and on a GPU it saves an attempt.
     counted = problem.fixed_count is None and (backend.fuses or t0.is_cuda)
     attempt = Attempt(step, options.rule, fixed, options.shared_step, counted, limits=options.limits)
@@ -312,7 +318,7 @@ def _connect(
     problem: Problem,
     captures: Captures,
     positions: Positions,
-    tape: Tape | None,
+    kept: Tape | Trajectory | None,
     forward: ForwardResult,
     stats: Stats,
     outputs: Outputs,
@@ -324,11 +330,11 @@ def _connect(
     problem = problem if system is problem.system else replace(problem, system=system)
     ends = Ends(state.status, state.t, _kept(problem, state.status), forward.moved)
     common = problem, isolated, ends, stats, context, positions
-    if tape is not None:
-        pullback = DiscretePullback(*common, tape, None if graph is None or graph.dropped else graph)
+    if isinstance(kept, Tape):
+        pullback = DiscretePullback(*common, kept, None if graph is None or graph.dropped else graph)
     else:
         z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (state.z, forward.saved))
-        pullback = AdjointPullback(*common, z1, saved)
+        pullback = AdjointPullback(*common, z1, saved, kept)
     return connect(pullback, captures.trained, outputs)
 
 
@@ -350,8 +356,9 @@ def _unroll(
         z = where(replayed | ~kept, outputs.z, problem.z0)
         passed = saved_at_start(problem) if problem.keep_last else forward.saved
         outputs = outputs._replace(z=z, saved=where(replayed, outputs.saved, passed))
-    reuses_end = problem.options.make_step(problem.system, dense=problem.interpolates).needs_end
-    again = state.accepted * forward.evaluations + (state.accepted > 0) * reuses_end
+    needs_end = problem.options.make_step(problem.system, dense=problem.interpolates).needs_end
+    ends = state.accepted if problem.system.bounded else state.accepted.clamp_max(1)
+    again = state.accepted * forward.evaluations + ends * needs_end
     stats.nfe = stats.nfe + torch.where(replayed, again, 0)
     records = [steps.step(n) for n in range(len(steps.sizes))] if problem.dense else []
     return outputs, _step_times(problem, records) if records else None
@@ -369,9 +376,9 @@ def _refuse_mapped(leaves: Sequence[Tensor]) -> None:
 def _step_times(problem: Problem, records: Sequence[StepRecord]) -> tuple[Tensor, Tensor]:
     """The times (batch, n), from t0, at which steps begin and end; they move with the interval, as the steps do."""
     begins, ends = torch.stack([it.t for it in records], 1), torch.stack([it.t_next for it in records], 1)
-    span = problem.span[:, None]
-    if not span.requires_grad:
+    system, theta, span = problem.system, problem.theta, problem.span
+    if not span.requires_grad and not (system.bounded and any(it.requires_grad for it in (theta[-4], theta[-1]))):
         return begins, ends
-    length = torch.where(span == 0, 1.0, span).detach()
-    moved = [times / length * span for times in (begins, ends)]
-    return begins + (moved[0] - moved[0].detach()), ends + (moved[1] - moved[1].detach())
+    moved = [system.moved_step(theta, span, it.t, it.t_next - it.t) for it in records]
+    first, last = torch.stack([t for t, _ in moved], 1), torch.stack([t + h for t, h in moved], 1)
+    return begins + (first - first.detach()), ends + (last - last.detach())

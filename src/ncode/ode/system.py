@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .._torch_private import pytree, without_function_modes
 from ..errors import InputError, format_value
+from .jumps import Piece, find_piece, time_bounds
 
 State = tuple[Tensor, ...]
 Tree = TypeVar("Tree")
@@ -61,12 +62,21 @@ class RightHandSide(Protocol):
         """Number of constants that are no controls, the last ones."""
         ...
 
+    @property
+    def bounded(self) -> bool:
+        """Whether steps must end at jumps of the dynamics."""
+        ...
+
     def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
         """The times that the system receives, for times `t` (..., batch) of the loop."""
         ...
 
-    def jacobian(self, theta: Sequence[Tensor]) -> Callable[[Tensor, Tensor], Any] | None:
-        """d(dx/dt)/dx as a function of (time of the clock, x), where z is x alone and its dynamics supply it."""
+    def enter(self, theta: Sequence[Tensor], t: Tensor, t1: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        """The constants for a step from t towards t1, and where it ends at the latest: at a jump, or t1."""
+        ...
+
+    def jacobian(self, theta: Sequence[Tensor]) -> Callable[[Tensor, State], Any] | None:
+        """The Jacobian of the slope as a function of (time of the clock, z), where it is known."""
         ...
 
     def bind(self, theta: Sequence[Tensor]) -> Slope:
@@ -79,8 +89,8 @@ class System:
     """dz/dt of the whole system, and where each part lies in z.
 
     The loop counts time from t0, so that a late t0 costs no precision. Its constants `theta` are the control's leaves,
-    unless feedback drives them; behind them the earliest and the latest time that the functions may receive, if
-    `bounded`; and t0 last, unless it is 0 for all samples.
+    unless feedback drives them; behind them, if `bounded`, the jumps (batch, n) as times of the clock, and the earliest
+    and the latest time that the functions may receive in a step; and t0 last, unless it is 0 for all samples.
     """
 
     dynamics: Dynamics
@@ -89,7 +99,7 @@ class System:
     spec: pytree.TreeSpec | None  # how theta's leaves nest; None without a control
     dtype: torch.dtype
     shifted: bool = False  # whether the last constant is t0
-    bounded: bool = False  # whether two constants before it limit the time, so that no stage reaches beyond a jump
+    bounded: bool = False  # whether there are jumps: then t0 is a constant, too
     x_spec: pytree.TreeSpec | None = None  # how x's leaves nest; None if x is one tensor
     memo: dict[str, Any] = field(default_factory=dict, repr=False)  # of a backend, for all passes of one solve
 
@@ -122,7 +132,7 @@ class System:
     @property
     def time_constants(self) -> int:
         """Number of constants behind those of the control."""
-        return self.shifted + 2 * self.bounded
+        return self.shifted + 3 * self.bounded
 
     def arguments(self, z: State, theta: Sequence[Tensor]) -> tuple[Any, Control]:
         """x and the control, as the user's functions receive them."""
@@ -154,12 +164,35 @@ class System:
         # A time moved by one rounding error still has the gradient of the time itself.
         return time + (torch.minimum(torch.maximum(time, low), high) - time).detach()
 
-    def jacobian(self, theta: Sequence[Tensor]) -> Callable[[Tensor, Tensor], Any] | None:
+    def enter(self, theta: Sequence[Tensor], t: Tensor, t1: Tensor) -> tuple[Sequence[Tensor], Tensor]:
+        if not self.bounded:
+            return theta, t1
+        *control, jumps, _, _, t0 = theta
+        direction = torch.where(t1.detach() < t, -1.0, 1.0).to(t)
+        piece, columns = find_piece(jumps - t0[:, None], t, direction)
+        there = jumps.detach().gather(1, columns)  # as they were given, without the rounding of a difference
+        edges = (torch.where(edge.isfinite(), at, edge) for edge, at in zip(piece, there.unbind(1), strict=True))
+        stop = torch.where((t1 - piece.ahead) * direction > 0, piece.ahead, t1)
+        return (*control, jumps, *time_bounds(Piece(*edges), self.dtype), t0), stop
+
+    def moved_step(self, theta: Sequence[Tensor], span: Tensor, t: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+        """A step (t, h) as a function of span and jumps: it keeps its place in its piece of the interval."""
+        begin, end = torch.zeros_like(span), span
+        if self.bounded:
+            direction = torch.where(span.detach() < 0, -1.0, 1.0).to(t)
+            (behind, ahead), _ = find_piece(theta[-4] - theta[-1][:, None], t, direction)
+            begin = torch.where(behind * direction > 0, behind, begin)
+            end = torch.where((span - ahead) * direction > 0, ahead, end)
+        length = (end - begin).detach()
+        scale = (end - begin) / torch.where(length == 0, 1.0, length)
+        return begin + (t - begin.detach()) * scale, h * scale
+
+    def jacobian(self, theta: Sequence[Tensor]) -> Callable[[Tensor, State], Any] | None:
         supplied = getattr(self.dynamics, "jacobian", None)
         if supplied is None or self.feedback is not None or self.cost is not None or self.x_spec is not None:
             return None
         control = self.nest(theta[: len(theta) - self.time_constants])
-        return lambda t, x: supplied(t, x, control)
+        return lambda t, z: supplied(t, z[0], control)
 
     def bind(self, theta: Sequence[Tensor]) -> Slope:
         leaves = tuple(theta[: len(theta) - self.time_constants])

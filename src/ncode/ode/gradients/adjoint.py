@@ -10,7 +10,9 @@ receives the integral of a dh/dp + c dl/dp: a quadrature along the accepted step
 its own and no copy per sample. The control's initial map gamma then receives a_theta(t0) by the chain rule (Remark 1).
 
 Memory does not grow with the number of steps. The price: z is recomputed backward in time, so the gradient is exact
-only up to the tolerance, and unreliable where the flow contracts strongly (its reverse expands).
+only up to the tolerance, and unreliable where the flow contracts strongly (its reverse expands). Methods for stiff
+problems therefore read z(t) from the dense output of the forward pass (trajectory.py), which has to keep it, and solve
+for a alone, by the same method: what decays forward in time decays backward in the adjoint, too.
 """
 
 from __future__ import annotations
@@ -18,25 +20,20 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...errors import InputError, SolveError, Status
 from ..backends import EAGER
-from ..integrate import Attempt, integrate, start_loop
+from ..integrate import Attempt, LoopState, integrate, start_loop
 from ..problem import SampleInputs
-from ..record import StepRecord
-from ..step import Step
-from ..system import Slope, State, System, expand_like, where
-from .function import (
-    ForwardContext,
-    InputGradients,
-    Outputs,
-    Pullback,
-    inner_product,
-    refuse_unknown,
-)
+from ..system import State, expand_like, where
+from ..tolerance import Tolerance
+from .adjoint_system import AdjointSystem, JumpGradients, Quadrature
+from .function import InputGradients, Outputs, Pullback
+from .trajectory import Trajectory
 
 LOST = (
     'the "adjoint" gradient has no right digit: solved backward in time, sample {row} came back to t0 with a state that'
@@ -45,124 +42,7 @@ LOST = (
 )
 
 
-@dataclass(frozen=True, eq=False)
-class AdjointSystem:
-    """The system (z, a) without the cost's value: its constants are (*theta, c), c the gradient of the cost."""
-
-    forward: System
-    context: ForwardContext
-    captures: tuple[Tensor, ...]  # that require a gradient
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.forward.dtype
-
-    @property
-    def shown(self) -> int:
-        return 2 * self.width  # dense output, which quadratures of implicit steps use, shows all of (z, a)
-
-    @property
-    def width(self) -> int:
-        """Leaves of z that are integrated."""
-        return self.forward.shown
-
-    @property
-    def parts(self) -> tuple[slice, ...]:
-        parts = self.forward.parts[: 2 if self.forward.driven else 1]
-        return (*parts, *(slice(p.start + self.width, p.stop + self.width) for p in parts))
-
-    @property
-    def time_constants(self) -> int:
-        """Number of constants that are no controls: the gradient of the cost is one, too."""
-        return self.forward.time_constants + 1
-
-    def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
-        return self.forward.clock(theta[:-1], t)
-
-    def jacobian(self, theta: Sequence[Tensor]) -> None:
-        return None
-
-    def bind(self, theta: Sequence[Tensor]) -> Slope:
-        """d(z, a)/dt as a function of (t, (z, a))."""
-        return lambda t, state: self._slope(t, state[: self.width], state[self.width :], theta)
-
-    def _slope(self, t: Tensor, z: State, a: State, constants: Sequence[Tensor]) -> State:
-        graph = torch.is_grad_enabled()  # implicit steps differentiate this slope once more
-        if not graph:
-            z = tuple(leaf.detach().requires_grad_() for leaf in z)
-        slope, cotangents = self.slope(t, z, a, constants)
-        pulled = pull(slope, z, cotangents, graph)
-        minus = tuple(torch.zeros_like(leaf) if grad is None else -grad for leaf, grad in zip(z, pulled, strict=True))
-        slope = slope[: self.width]
-        return (*(slope if graph else (k.detach() for k in slope)), *minus)
-
-    def slope(self, t: Tensor, z: State, a: State, constants: Sequence[Tensor]) -> tuple[State, State]:
-        """(f, g, l) with a graph, and what to pull it with."""
-        *theta, c = constants
-        full = (*z, torch.zeros_like(c)) if self.forward.cost is not None else z
-        with torch.enable_grad(), self.context:
-            slope = self.forward.bind(theta)(t, full)
-        refuse_unknown(slope, (t, *z, *theta, *self.captures))
-        return slope, (*a, c) if self.forward.cost is not None else a
-
-
-def pull(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], graph: bool = False
-) -> Sequence[Tensor | None]:
-    """Vector-Jacobian products, None where nothing depends on an input; `graph` makes them differentiable."""
-    linked = [(out, cot) for out, cot in zip(outputs, cotangents, strict=True) if out.requires_grad]
-    if not linked or not inputs:
-        return [None] * len(inputs)
-    outs, cots = zip(*linked, strict=True)
-    return torch.autograd.grad(outs, inputs, cots, create_graph=graph, allow_unused=True)
-
-
 _GROWS = "what decays forward in time (fast, if the problem is stiff) grows as fast backward"
-
-
-class Quadrature:
-    """Integrates a dh/dp + c dl/dp along accepted steps: sum_i h w_i (a dh/dp) at points of each."""
-
-    def __init__(
-        self,
-        system: AdjointSystem,
-        step: Step,
-        theta: Sequence[Tensor],
-        wanted: Sequence[bool],
-        captures: Sequence[Tensor],
-    ):
-        self.system, self.step, self.captures = system, step, captures
-        self.theta = [torch.zeros_like(leaf) if want else None for leaf, want in zip(theta, wanted, strict=True)]
-        self.sums: list[Tensor | None] = [None] * len(captures)
-        self.calls = 0
-
-    def add(self, record: StepRecord) -> None:
-        if not self.captures and not any(total is not None for total in self.theta):
-            return
-        if record.h.device.type == "cpu" and not bool(record.h.any()):  # on CUDA checking would synchronise
-            return
-        width = self.system.width
-        *theta, c = record.theta
-        pairs = zip(theta, self.theta, strict=True)
-        theta = [leaf.detach().requires_grad_(total is not None) for leaf, total in pairs]
-        inputs = [*(leaf for leaf in theta if leaf.requires_grad), *self.captures]
-        for node, weight, state in self.step.quadrature(record.h, record.z, record.slopes, record.dense):
-            t = self.system.clock(record.theta, record.t + node * record.h)
-            # With a gradient, since a cost may be a derivative with respect to x.
-            z = tuple(leaf.detach().requires_grad_() for leaf in state[:width])
-            slope, cotangents = self.system.slope(t, z, state[width:], (*theta, c))
-            # The solve runs backward, so h is negative where time went forward: the integral has the opposite sign.
-            weights = expand_like((-weight * record.h).to(self.system.dtype), cotangents)
-            got = iter(pull(slope, inputs, tuple(w * cot for w, cot in zip(weights, cotangents, strict=True))))
-            self.calls += 1
-            for total in self.theta:
-                grad = next(got) if total is not None else None
-                if grad is not None and total is not None:
-                    total.add_(grad) if record.rows is None else total.index_add_(0, record.rows, grad)
-            for number, grad in enumerate(got):
-                if grad is not None:
-                    old = self.sums[number]
-                    self.sums[number] = grad if old is None else old + grad
 
 
 def _masked(ok: Tensor, leaves: Sequence[Tensor], grads: Sequence[Tensor | None]) -> list[Tensor]:
@@ -181,67 +61,74 @@ def _size(leaves: Sequence[Tensor]) -> Tensor:
 
 @dataclass(eq=False)
 class AdjointPullback(Pullback):
-    """What a forward pass leaves behind for the "adjoint" gradient: copies of its end and of its saved values."""
+    """What a forward pass leaves behind for the "adjoint" gradient: copies of its end and of its saved values.
+
+    `trajectory` is its dense output, for methods that cannot be solved back.
+    """
 
     z1: State
     saved: State
+    trajectory: Trajectory | None = None
 
     def pull(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
         """Solve the adjoint backward in time, from saved time to saved time."""
-        problem, options, captures = self.problem, self.problem.options, self.captures.trained
-        system = AdjointSystem(problem.system, self.context, captures)
+        problem, captures = self.problem, self.captures.trained
+        system = AdjointSystem(problem.system, self.context, captures, self.trajectory)
         self.check_function()
         ends, has_cost = self.ends, problem.system.cost is not None
         given = _masked(ends.kept, problem.z0, grads.z)
         moves = ends.replayed & ~self._idle(given)
         a, c = given[: system.width], given[-1] if has_cost else torch.zeros_like(problem.t0)
         # A failed sample has no end to start from: it stands still.
-        z = list(self.z1 if bool(moves.all()) else where(moves, self.z1, self.replacement(moves)))[: system.width]
+        z = self.z1 if bool(moves.all()) else where(moves, self.z1, self.replacement(moves))
+        z = list(z[: system.width])
+        if self.trajectory is not None and not bool(moves.all()):
+            self.trajectory.hold(~moves, tuple(z))
         t0 = torch.zeros_like(problem.t0)
         t = torch.where(moves, ends.t, t0)
-        constants = (*(leaf.detach() for leaf in problem.theta), c)
+        theta = [leaf.detach() for leaf in problem.theta]
         most = _size(a)
 
-        step = options.make_step(system, estimate=options.dt is None, slopes=True)
         moves_t0 = problem.system.shifted and bool(needed.theta[-1])
         needs_span, needs_ts = bool(needed.span) or moves_t0, bool(needed.ts) or moves_t0
         wanted = [*needed.theta[: len(problem.control)], *[False] * problem.system.time_constants]
-        quadrature = Quadrature(system, step, constants[:-1], wanted, captures)
-        fixed, counted = options.dt is not None, problem.t0.is_cuda
-        attempt = Attempt(step, options.rule, fixed, options.shared_step, counted, limits=options.limits)
+        solve = _BackwardSolve(self, system, theta, c, wanted)
+        if problem.system.bounded and needed.theta[-4]:
+            solve.jumps = JumpGradients(system, theta[-4], theta[-1], problem.span.detach())
         spent = torch.ones_like(ends.status) + moves.int() * needs_span  # the check is one evaluation
-        grad_span = self._time_gradient(system, t, z, a, constants) if needs_span else None
+        grad_span = solve.time_gradient(t, z, a) if needs_span else None
         grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None and needs_ts else None
         saved_times = problem.ts.detach().unbind(1) if problem.ts is not None else ()
         for column, time in reversed(list(enumerate(saved_times))):
             passed = ends.kept & (time.abs() <= ends.t.abs())  # false for nan
             target = torch.where(passed, time, t)
             t = torch.where(self._idle((*a, c)), target, t)
-            z, a, evaluations = self._solve_back(attempt, quadrature, t, target, z, a, constants)
+            z, a, evaluations = solve.back(t, target, z, a)
             self._warn_of_drift(passed & (t != target), z, [values[:, column] for values in self.saved])
             spent, t = spent + evaluations, target
             jump = _masked(passed, a, [None if grad is None else grad[:, column] for grad in grads.saved])
             z = list(where(passed & ends.replayed, [values[:, column] for values in self.saved], z))
             if grad_ts is not None:
                 spent = spent + passed.int()
-                without_cost = (*constants[:-1], torch.zeros_like(c))
-                grad_ts[:, column] = self._time_gradient(system, t, z, jump, without_cost)
+                grad_ts[:, column] = solve.time_gradient(t, z, jump, with_cost=False)
             a = [leaf + more for leaf, more in zip(a, jump, strict=True)]
             most = torch.maximum(most, _size(a))
         t = torch.where(self._idle((*a, c)), t0, t)
         moving = t != t0
-        z, a, evaluations = self._solve_back(attempt, quadrature, t, t0, z, a, constants)
+        z, a, evaluations = solve.back(t, t0, z, a)
         self._refuse_lost(moving, tuple(z), tuple(a), most)
         self._warn_of_drift(moving, z, problem.z0)
-        spent, theta = spent + evaluations, list(quadrature.theta)
+        spent, found = spent + evaluations, list(solve.quadrature.theta)
+        if solve.jumps is not None:
+            found[-4] = solve.jumps.grads
         if moves_t0 and grad_span is not None:
             # t0 as a constant: all of its gradient, -a dz/dt at t0, less what reaches it through the other times.
             spent = spent + moves.int()
-            theta[-1] = grad_span - self._time_gradient(system, t0, z, a, constants)
-            theta[-1] = theta[-1] if grad_ts is None else theta[-1] + grad_ts.sum(1)
+            found[-1] = grad_span - solve.time_gradient(t0, z, a)
+            found[-1] = found[-1] if grad_ts is None else found[-1] + grad_ts.sum(1)
         self.stats.nfe_backward = spent
-        inputs = SampleInputs(tuple(theta), grad_span, grad_ts)
-        return InputGradients((*a, *([c] if has_cost else [])), inputs, tuple(quadrature.sums))
+        inputs = SampleInputs(tuple(found), grad_span, grad_ts)
+        return InputGradients((*a, *([c] if has_cost else [])), inputs, tuple(solve.quadrature.sums))
 
     def _idle(self, adjoint: Sequence[Tensor]) -> Tensor:
         """Failed samples with an adjoint of zero: they need not be solved back from where they failed."""
@@ -251,7 +138,7 @@ class AdjointPullback(Pullback):
     def _warn_of_drift(self, mask: Tensor, z: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         """Warn of states that were solved back (in the mask), and are far from those of the forward pass there."""
         tolerance = self.problem.loop_tolerance
-        if tolerance is None:  # with a fixed step size, nobody asked for an accuracy
+        if tolerance is None or self.trajectory is not None:  # with a fixed step size, nobody asked for an accuracy
             return
         sizes = [torch.maximum(a.detach().abs(), b.abs()) for a, b in zip(expected, self.z1, strict=False)]
         lost = torch.zeros_like(mask)
@@ -275,6 +162,8 @@ class AdjointPullback(Pullback):
         `most` is the largest adjoint on the way, (batch,). For a linear flow the product of the adjoint and the error
         of the state is constant in time.
         """
+        if self.trajectory is not None:
+            return
         states = self.problem.system.states
         start, end = self.problem.z0[:states], self.z1[:states]
         error = _size([back - begin.detach() for back, begin in zip(z[:states], start, strict=True)])
@@ -284,57 +173,80 @@ class AdjointPullback(Pullback):
             row = int(lost.int().argmax())
             raise InputError(LOST.format(row=row, error=float(error[row]), size=float(size[row])))
 
-    def _solve_back(
+
+class _BackwardSolve:
+    """Solves the adjoint from one time back to another, and collects its integrals."""
+
+    def __init__(
         self,
-        attempt: Attempt,
-        quadrature: Quadrature,
-        t: Tensor,
-        target: Tensor,
-        z: Sequence[Tensor],
-        a: Sequence[Tensor],
-        constants: Sequence[Tensor],
+        pullback: AdjointPullback,
+        system: AdjointSystem,
+        theta: Sequence[Tensor],
+        c: Tensor,
+        wanted: Sequence[Any],
+    ):
+        problem, options = pullback.problem, pullback.problem.options
+        self.pullback, self.system, self.theta, self.c = pullback, system, theta, c
+        fixed, counted = options.dt is not None, problem.t0.is_cuda
+        # Integrals are taken along the dense output of implicit steps, whose error must be checked, too.
+        dense = system.trajectory is not None
+        step = self.step = options.make_step(system, estimate=not fixed, dense=dense, slopes=True)
+        self.attempt = Attempt(step, options.rule, fixed, options.shared_step, counted, limits=options.limits)
+        self.quadrature = Quadrature(system, step, theta, wanted, pullback.captures.trained)
+        self.jumps: JumpGradients | None = None
+        self.tolerance = problem.loop_tolerance
+        if self.tolerance is not None and dense:
+            self.tolerance = Tolerance((), (), self.tolerance.others)
+
+    def back(
+        self, t: Tensor, target: Tensor, z: Sequence[Tensor], a: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor], Tensor]:
         """Solve (z, a) from t back to the target; also returns the evaluations per sample."""
-        step, options, width = attempt.step, self.problem.options, len(z)
+        step, system, options = self.step, self.system, self.pullback.problem.options
         if not bool((t != target).any()):
-            return list(z), list(a), torch.zeros_like(self.ends.status)
-        state = (*z, *a)
-        slope = step.system.bind(constants)(step.system.clock(constants, t), state)
-        tolerance = self.problem.loop_tolerance
-        start = start_loop(EAGER, attempt, options.dt, t, target, state, constants, slope, tolerance=tolerance)
+            return list(z), list(a), torch.zeros_like(self.pullback.ends.status)
+        scale = _size((*a, self.c)).to(system.dtype)
+        scale = torch.where(scale > 0, scale, 1.0)
+        divided = [leaf / by for leaf, by in zip(a, expand_like(scale, a), strict=True)]
+        state = (*(z if system.first else ()), *divided)
+        constants, _ = system.enter(system.constants(self.theta, scale, self.c / scale), t, target)
+        slope = system.bind(constants)(system.clock(constants, t), state)
+        tolerance = self.tolerance
+        start = start_loop(EAGER, self.attempt, options.dt, t, target, state, constants, slope, tolerance=tolerance)
         end, _ = integrate(
             EAGER,
-            attempt,
+            self.attempt,
             start,
             target,
             constants,
-            recorders=[quadrature],
+            recorders=[self.quadrature] if self.jumps is None else [self.quadrature, self.jumps],
             tolerance=tolerance,
             max_steps=options.max_steps,
-            positions=self.positions,
+            positions=self.pullback.positions,
         )
-        failed = (end.status != Status.OK).nonzero().flatten().tolist()
-        if failed:
-            raise SolveError(
-                failed,
-                end.t[failed].tolist(),
-                [Status(code) for code in end.status[failed].tolist()],
-                None,
-                self.problem.batch,
-                f'in the adjoint solve, backward in time, in which {_GROWS}; use gradient="discrete"',
-            )
-        points = step.quadrature_points if quadrature.calls else 0
+        self._raise_failures(end)
+        points = step.quadrature_points if self.quadrature.calls else 0
         made = start.nfe + (end.accepted + end.rejected) * step.evaluations + end.accepted * points
-        return list(end.z[:width]), list(end.z[width:]), made
+        made = made if end.spent is None else made + end.spent
+        adjoint = [leaf * by for leaf, by in zip(end.z[system.first :], expand_like(scale, a), strict=True)]
+        if system.trajectory is not None:
+            z = system.trajectory.at(constants[-3], target)
+        return list(end.z[: system.first] or z), adjoint, made
 
-    def _time_gradient(
-        self,
-        system: AdjointSystem,
-        t: Tensor,
-        z: Sequence[Tensor],
-        a: Sequence[Tensor],
-        constants: Sequence[Tensor],
-    ) -> Tensor:
+    def _raise_failures(self, end: LoopState) -> None:
+        failed = (end.status != Status.OK).nonzero().flatten().tolist()
+        if not failed:
+            return
+        where = "in the adjoint solve, backward in time"
+        if self.system.trajectory is None:
+            where = f"{where}, in which {_GROWS}"
+        statuses = [Status(code) for code in end.status[failed].tolist()]
+        where = f'{where}; use gradient="discrete"'
+        raise SolveError(failed, end.t[failed].tolist(), statuses, None, self.pullback.problem.batch, where)
+
+    def time_gradient(self, t: Tensor, z: Sequence[Tensor], a: Sequence[Tensor], with_cost: bool = True) -> Tensor:
         """a dz/dt + c l, one number per sample: how a loss changes as the time of its argument moves."""
-        slope, cotangents = system.slope(system.clock(constants, t), tuple(z), tuple(a), constants)
-        return inner_product(cotangents, [k.detach() for k in slope]).to(t.dtype)
+        c = self.c if with_cost else torch.zeros_like(self.c)
+        constants = self.system.constants(self.theta, torch.ones_like(c), c)
+        towards = torch.where(t == 0, self.pullback.problem.span.detach(), 0.0)
+        return self.system.rate(t, towards, tuple(z), tuple(a), constants)

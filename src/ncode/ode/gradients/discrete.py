@@ -48,12 +48,14 @@ def replay_step(
 ) -> tuple[StepResult, State]:
     """The step, and the values at the saved times that it passes (within `window`, each (rows, columns, ...))."""
     t, h, (theta, span, ts) = record.t, record.h, inputs
-    differentiates_times = any(time is not None and time.requires_grad for time in (span, ts))
+    system = problem.system
+    times = (span, ts, *(theta[-system.time_constants :] if system.bounded else ()))
+    differentiates_times = any(time is not None and time.requires_grad for time in times)
+    entered, _ = system.enter(theta, t, t + h)
     if differentiates_times:
-        length = torch.where(span == 0, 1.0, span).detach()
-        t, h = t / length * span, h / length * span
-    step = problem.options.make_step(problem.system, dense=dense or window is not None)
-    stepped = step(t, h, z, theta, first)
+        t, h = system.moved_step(theta, span, t, h)
+    step = problem.options.make_step(system, dense=dense or window is not None)
+    stepped = step(t, h, z, entered, first)
     if window is None or stepped.dense is None:
         return stepped, ()
     sigma = window.sigma
@@ -341,6 +343,7 @@ class _Walk:
             for i in range(1, len(chunk)):
                 last, size = chunk[i - 1], len(chunk[i].h)
                 theta = [row[: len(last.h)] for row in self.inputs.theta]
+                theta, _ = problem.system.enter(theta, last.t, last.t_next)
                 with torch.no_grad(), self.solve.context:
                     z = step(last.t, last.h, last.z, theta).z
                 self.spent[base + i - 1] += step.evaluations

@@ -142,7 +142,12 @@ def start_graph(problem: Problem, captures: Captures, probe: Probe | None) -> Ke
     options = problem.options
     if probe is None or options.keep == "states" or options.gradient != "discrete" or options.checkpoint_every > 1:
         return None
-    if options.implicit or not options.backend.differentiable or computed_from_others(captures.trained):
+    if (
+        options.implicit
+        or problem.system.bounded
+        or not options.backend.differentiable
+        or computed_from_others(captures.trained)
+    ):
         return None
     if any(time is not None and time.requires_grad for time in problem.inputs[1:]):
         return None

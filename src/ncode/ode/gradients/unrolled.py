@@ -39,7 +39,7 @@ def planned_steps(problem: Problem) -> EvenSteps:
 def unroll(problem: Problem, steps: Steps, first: State | None = None) -> Outputs:
     """Take the steps with autograd."""
     order, dense, shown = steps.order, problem.interpolates, problem.system.shown
-    reuses_end = problem.options.make_step(problem.system, dense=dense).needs_end
+    reuses_end = problem.options.make_step(problem.system, dense=dense).needs_end and not problem.system.bounded
     start = _start_slope(problem, first)
     z = _ordered(problem.z0, order)
     if steps.fixed is not None:
