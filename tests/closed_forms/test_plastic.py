@@ -44,8 +44,26 @@ def velocity(free, rho, leak):
     return lambda t, x, theta: free * (rho((theta @ x[..., None])[..., 0]) - leak * x)
 
 
+def feedback(rule, mu, decay, still):
+    if still:
+        return lambda t, x, theta: torch.zeros_like(theta)
+    return lambda t, x, theta: mu * growth(rule, x, theta) - decay * theta
+
+
 def generic(
-    stimuli, theta0, mu, *, rule="hebb", duration=0.5, dt, method, rho=torch.tanh, decay=0.0, leak=0.0, held=None
+    stimuli,
+    theta0,
+    mu,
+    *,
+    rule="hebb",
+    duration=0.5,
+    dt,
+    method,
+    rho=torch.tanh,
+    decay=0.0,
+    leak=0.0,
+    held=None,
+    frozen=(),
 ):
     """The ends and theta at the end, by one solve a presentation with theta as part of the state."""
     theta, ends = theta0.expand(len(stimuli), *theta0.shape[-2:]), []
@@ -58,7 +76,7 @@ def generic(
             0.0,
             durations[number],
             theta=theta,
-            feedback=lambda t, x, theta: mu * growth(rule, x, theta) - decay * theta,
+            feedback=feedback(rule, mu, decay, still=number < len(frozen) and frozen[number]),
             method=method,
             dt=dt,
         )
@@ -89,10 +107,10 @@ def test_values_and_gradients_are_those_of_the_solver(formulation, method, rule,
 
 @every_formulation
 @every_rule
-def test_a_leak_held_elements_and_several_durations_are_those_of_the_solver(formulation, rule):
+def test_a_leak_held_elements_durations_and_a_frozen_theta_are_those_of_the_solver(formulation, rule):
     inputs, leak = tame_problem(), torch.tensor(0.6, dtype=DOUBLE, requires_grad=True)
     how = {"rule": rule, "duration": [0.5, 0.2, 0.5, 1.1], "dt": 0.3, "method": "rk4", "decay": 0.2, "leak": leak}
-    how["held"] = torch.rand(3, 4, 5) < 0.5
+    how |= {"held": torch.rand(3, 4, 5) < 0.5, "frozen": [False, True, False, True]}
     ours, theirs = plastic_episode(*inputs, **how, formulation=formulation), generic(*inputs, **how)
     close((ours.xs, ours.trace.theta()), theirs, rtol=1e-13, atol=1e-13)
     got = torch.autograd.grad(loss(ours.xs, ours.trace.theta()), [*inputs, leak])
@@ -309,9 +327,10 @@ def test_autocast_does_not_coarsen_it():
         ({"leak": -1.0}, "leak must be at least 0"),
         ({"leak": torch.zeros(2)}, "leak must be a number or a tensor"),
         ({"rule": "hebbb"}, 'did you mean "hebb"'),
-        ({"duration": [0.5, 0.5]}, "one per presentation: given 2 for 1"),
+        ({"duration": [0.5, 0.5]}, "duration must be one value per presentation: given 2 for 1"),
         ({"held": torch.zeros(2, 3, dtype=torch.bool)}, r"held must be boolean and of the stimuli's shape \(2, 1, 3\)"),
         ({"held": torch.zeros(2, 1, 3)}, "given torch.float32"),
+        ({"frozen": [True, False]}, "frozen must be one value per presentation: given 2 for 1"),
         ({"rho": lambda v: v[:, :1]}, "it must keep both"),
         ({"rho": lambda v: v.double()}, "it must keep both"),
     ],

@@ -197,6 +197,7 @@ class NCODE(Pretrained):
         theta: Theta | Tensor | None = None,
         durations: Sequence[float] | None = None,
         held: Tensor | None = None,
+        frozen: Sequence[bool] | None = None,
         **changes: Any,
     ) -> Episode:
         """Present stimuli one after another: x starts from each and evolves from t0 to t1, and theta is carried on.
@@ -211,6 +212,7 @@ class NCODE(Pretrained):
             durations: Duration of each presentation, P numbers, in place of t1 - t0.
             held: Which elements of x keep their initial value during a presentation, a boolean tensor (batch, P, n).
                 Only for `Plastic` controls of `Recurrent` with a fixed step size dt.
+            frozen: Whether theta is constant during a presentation, P values; only where `held` can be given.
             changes: Other settings for this episode.
 
         >>> import torch, ncode
@@ -231,12 +233,12 @@ class NCODE(Pretrained):
         form = self._closed_form(first)
         if isinstance(form, PlasticForm):
             shown = torch.stack([self.dynamics.lift(x) for x in stimuli.unbind(1)], 1)
-            result = form.episode(shown, durations, held)
+            result = form.episode(shown, durations, held, frozen)
             return Episode(result.x, result.xs, lambda: {form.product.control: result.trace.theta()})
-        if held is not None:
+        if held is not None or frozen is not None:
             raise InputError(
-                "only a closed form can hold elements of x: held needs Recurrent dynamics with a Plastic control, an"
-                " explicit method with a step size dt, and exact=True"
+                "only a closed form can hold elements of x or freeze theta: held and frozen need Recurrent dynamics with"
+                " a Plastic control, an explicit method with a step size dt, and exact=True"
             )
         ends: list[Tensor] = []
         control: dict[str, Tensor] = dict(first.state.driven)

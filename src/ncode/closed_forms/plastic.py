@@ -112,6 +112,7 @@ def plastic_episode(
     decay: float | Tensor = 0.0,
     leak: float | Tensor = 0.0,
     held: Tensor | None = None,
+    frozen: Sequence[bool] | None = None,
     formulation: str = "auto",
 ) -> PlasticEpisode:
     """Present stimuli one after another: x starts from each and evolves for `duration`, and theta is carried on.
@@ -135,6 +136,7 @@ def plastic_episode(
         decay: The decay rate of theta, a number or a tensor () that may require a gradient.
         leak: The decay rate of x, a number or a tensor () that may require a gradient.
         held: Which elements keep their initial value during a presentation, a boolean tensor (batch, P, n).
+        frozen: Whether theta is constant during a presentation, P values. Default: it never is.
         formulation: "vectors", "matrix" or "auto", see the module's docstring. All are equal up to rounding.
 
     Returns:
@@ -151,8 +153,11 @@ def plastic_episode(
     tableau = method if isinstance(method, Tableau) else METHODS[check_choice("method", method, METHODS)]
     check_choice("formulation", formulation, FORMULATIONS)
     _check(stimuli, theta0, mu)
-    sizes = [_sizes(number, dt, steps) for number in _durations(duration, stimuli.shape[1])]
-    weights = plan_weights(tableau, [h for presentation in sizes for h in presentation], _number("decay", decay))
+    sizes = [_sizes(number, dt, steps) for number in _per_presentation("duration", duration, stimuli.shape[1])]
+    # A constant theta is one that takes steps of size 0.
+    moves = [not still for still in _per_presentation("frozen", frozen or False, stimuli.shape[1])]
+    spans = [h * moving for presentation, moving in zip(sizes, moves, strict=True) for h in presentation]
+    weights = plan_weights(tableau, spans, _number("decay", decay))
     formed = formulation == "matrix" or (formulation == "auto" and stimuli.shape[2] <= 3 * len(weights.phi))
     numbers = (weights.phi if formed else weights.scale, weights.scale, weights.keep)
     plan = Plan(check_choice("rule", rule, RULES), tableau, sizes, rho, formed, *(part.tolist() for part in numbers))
@@ -161,14 +166,12 @@ def plastic_episode(
     return PlasticEpisode(ends[-1], ends.transpose(0, 1), Trace(theta0, mu, *last, *vectors))
 
 
-def _durations(duration: Any, presentations: int) -> Sequence[Any]:
-    if not isinstance(duration, (list, tuple)):
-        return [duration] * presentations
-    if len(duration) != presentations:
-        raise InputError(
-            f"duration must be a number, or one per presentation: given {len(duration)} for {presentations}"
-        )
-    return duration
+def _per_presentation(name: str, value: Any, presentations: int) -> Sequence[Any]:
+    if not isinstance(value, (list, tuple)):
+        return [value] * presentations
+    if len(value) != presentations:
+        raise InputError(f"{name} must be one value per presentation: given {len(value)} for {presentations}")
+    return value
 
 
 def _sizes(duration: float, dt: float | None, steps: int | None) -> list[float]:
@@ -243,7 +246,7 @@ def _check(stimuli: Any, theta0: Any, mu: Any) -> None:
 
 
 def plan_weights(tableau: Tableau, sizes: Sequence[float], decay: Tensor) -> Weights:
-    """The weights for steps of these sizes, as a function of the decay."""
+    """The weights for steps of theta of these sizes, as a function of the decay."""
     b = torch.tensor(tableau.b, dtype=decay.dtype)
     a = torch.tensor([(*row, *[0.0] * (len(b) - len(row))) for row in tableau.a], dtype=decay.dtype)
     count, identity = len(sizes), torch.eye(len(sizes), dtype=decay.dtype)

@@ -146,7 +146,11 @@ class PlasticForm:
         return ClosedFormResult(result.x, None, lambda: {self.product.control: result.trace.theta()}, None, steps, nfe)
 
     def episode(
-        self, stimuli: Tensor, durations: Sequence[float] | None = None, held: Tensor | None = None
+        self,
+        stimuli: Tensor,
+        durations: Sequence[float] | None = None,
+        held: Tensor | None = None,
+        frozen: Sequence[bool] | None = None,
     ) -> PlasticEpisode:
         """Present stimuli (batch, P, n) one after another, for t1 - t0 each or for these durations."""
         return plastic_episode(
@@ -161,6 +165,7 @@ class PlasticForm:
             decay=0.0 if self.rule.decay is None else self.rule.decay,
             leak=0.0 if self.product.leak is None else self.product.leak,
             held=held,
+            frozen=frozen,
         )
 
     @property

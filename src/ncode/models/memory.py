@@ -29,7 +29,7 @@ class PlasticMemory(Configurable, Pretrained):
     already stored would distort the one that is shown, and so what is stored next.
 
     The options after `solver` go beyond the paper: dx/dt = tanh(gain theta x) - leak x with another rule for theta,
-    bits that are held, and a longer query.
+    bits that are held, and a query that is longer or changes no weights.
 
     Args:
         n: Bits of a pattern.
@@ -42,6 +42,8 @@ class PlasticMemory(Configurable, Pretrained):
         gain, leak: Of the neurons, as for `ncode.dynamics.Recurrent`.
         clamp: Whether bits other than 0 are held while they are shown, in patterns and in the query.
         query_time: Duration of the query in seconds.
+        frozen_query: Whether theta is constant during the query. With the delta rule it would otherwise learn that lost
+            bits are 0.
         shared: Whether all neurons are alike. Six numbers are then learned in place of 2 n^2: gain, leak, and one
             number of mu and of theta_0 for different neurons and one for a neuron with itself.
 
@@ -72,11 +74,13 @@ class PlasticMemory(Configurable, Pretrained):
         leak: float = 0.0,
         clamp: bool = False,
         query_time: float = 0.5,
+        frozen_query: bool = False,
         shared: bool = False,
     ):
         super().__init__()
         self.n, self.scale, self.hold, self.rule, self.strength = n, scale, hold, rule, strength
         self.gain, self.leak, self.clamp, self.shared = gain, leak, check_flag("clamp", clamp), shared
+        self.frozen_query = check_flag("frozen_query", frozen_query)
         self.query_time = check_number("query_time", query_time, low=0.0, strict=True)
         self.solver_steps = check_count("solver_steps", solver_steps)
         neurons = Recurrent(n, gain=gain, leak=leak, learned=shared)
@@ -108,6 +112,8 @@ class PlasticMemory(Configurable, Pretrained):
         shown, more = torch.cat([stimuli, query[:, None]], 1), {}
         if self.query_time != self.presentation_time:
             more["durations"] = [self.presentation_time] * stimuli.shape[1] + [self.query_time]
+        if self.frozen_query:
+            more["frozen"] = [False] * stimuli.shape[1] + [True]
         if self.clamp:
             more["held"] = shown != 0
         return self.block.episode(shown, **more).x
