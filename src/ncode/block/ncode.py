@@ -237,8 +237,8 @@ class NCODE(Pretrained):
             return Episode(result.x, result.xs, lambda: {form.product.control: result.trace.theta()})
         if held is not None or frozen is not None:
             raise InputError(
-                "only a closed form can hold elements of x or freeze theta: held and frozen need Recurrent dynamics with"
-                " a Plastic control, an explicit method with a step size dt, and exact=True"
+                "only a closed form can hold elements of x or freeze theta: held and frozen need Recurrent dynamics"
+                " with a Plastic control, an explicit method with a step size dt, and exact=True"
             )
         ends: list[Tensor] = []
         control: dict[str, Tensor] = dict(first.state.driven)

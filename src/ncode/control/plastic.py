@@ -37,8 +37,8 @@ class Plastic(Controller):
         scale: Size of the random numbers that are added to mu and theta_0 at first.
         decay: None, a number for a constant rate, or "learned" for a rate that is learned (positive, initially 1e-2).
         shared: Whether all neurons are alike: mu and theta_0 then have one number for the connections between different
-            neurons and one for those of a neuron with itself, in place of n^2. `mu` (2,) holds them times n, `theta`
-            (2,) as they are, and no random numbers are added.
+            neurons and one for those of a neuron with itself, in place of n^2. `mu` (2,) holds them times n, as
+            `theta` (2,) does for different neurons, so that they mean the same for any n. No random numbers are added.
 
     >>> import torch, ncode
     >>> block = ncode.NCODE(ncode.dynamics.Recurrent(10), ncode.control.Plastic("delta"), t1=0.5, method="rk4", dt=0.5)
@@ -87,7 +87,7 @@ class Plastic(Controller):
             self.log_decay = nn.Parameter(torch.tensor(0.01).log())
 
     def initial_theta(self, context: Tensor) -> Tensor:
-        return self._matrix(self.theta)
+        return self._theta_0
 
     def speed(self, t: Tensor, x: Tensor, theta: dict[str, Tensor]) -> Tensor:
         (current,) = theta.values()
@@ -114,20 +114,24 @@ class Plastic(Controller):
         name = next(iter(self.shapes), "")
         if self.mu is None:  # not part of a block yet
             return OuterProduct(name, self.mu, self.theta, None, self.rule)
-        return OuterProduct(name, self._mu, self._matrix(self.theta), self.rate, self.rule)
+        return OuterProduct(name, self._mu, self._theta_0, self.rate, self.rule)
 
     @property
     def _mu(self) -> Tensor:
-        mu = self._matrix(self.mu)
-        return mu / len(mu) if self.shared else mu
+        return self._matrix(self.mu[0], self.mu[1] / self._n) if self.shared else self.mu
 
-    def _matrix(self, numbers: Tensor) -> Tensor:
-        """(n, n), from all numbers or from those off and on the diagonal."""
-        if not self.shared:
-            return numbers
-        ((n, _),) = self.shapes.values()
-        identity = torch.eye(n or 0, dtype=numbers.dtype, device=numbers.device)
-        return numbers[0] * (1 - identity) + numbers[1] * identity
+    @property
+    def _theta_0(self) -> Tensor:
+        return self._matrix(self.theta[0], self.theta[1]) if self.shared else self.theta
+
+    @property
+    def _n(self) -> int:
+        return next(iter(self.shapes.values()))[0] or 0
+
+    def _matrix(self, others: Tensor, own: Tensor) -> Tensor:
+        """(n, n), with others / n off the diagonal and `own` on it."""
+        identity = torch.eye(self._n, dtype=own.dtype, device=own.device)
+        return others / self._n * (1 - identity) + own * identity
 
 
 class Hebbian(Plastic):
