@@ -201,7 +201,7 @@ class Memory(Experiment):
             pictures.append(Picture("error", draw_rivals(lines), RIVALS))
         if len({line[1:4] for line in lines if line.model == "ncode"}) > 1:
             pictures.append(Picture("settings", draw_plastic(lines), PLASTIC))
-        if points := [point for result in results for point in _points(result)]:
+        if points := _points(results):
             pictures.append(Picture("capacity", draw_capacity(points), CAPACITY))
         return pictures
 
@@ -307,12 +307,15 @@ def _line(result: Result) -> Line:
     return Line(result.model, **result.about, episodes=episodes, errors=tuple(curves["train error"]))
 
 
-def _points(result: Result) -> list[Point]:
+def _points(results: Sequence[Result]) -> list[Point]:
+    """The errors at other numbers of patterns, of the models that were trained with the most patterns."""
     from .figures import Point
 
-    about, prefix = result.about, "error at "
+    most, prefix = max((result.about["patterns"] for result in results), default=0), "error at "
     return [
         Point(result.model, about["n"], about["degradation"], int(name.removeprefix(prefix)), result.seed, value)
+        for result in results
+        if (about := result.about)["patterns"] == most
         for name, value in result.metrics.items()
         if name.startswith(prefix)
     ]
