@@ -135,15 +135,16 @@ def test_a_smoke_run_draws_an_episode_and_the_curves_of_all_models(tmp_path):
 
 @pytest.mark.slow
 def test_curves_of_several_runs_are_drawn_together_from_their_result_files_alone(tmp_path):
-    tiny = replace(Memory.preset("smoke"), models=("ncode", "ode-rnn"))
+    tiny = replace(Memory.preset("smoke"), models=("ncode", "ode-rnn", "delta"), capacity=(2,))
     for patterns, batch in (((2,), 4), ((3,), 2)):
         options = RunOptions(out=tmp_path, device="cpu", quiet=True)
         run(replace(tiny, patterns=patterns, batch=batch), "smoke", options)
     results = [result for one in gather([tmp_path]) for result in one.results]
     pictures = {picture.name: picture.figure for picture in Memory.redraw(results)}
-    assert list(pictures) == ["error", "settings"]
+    assert list(pictures) == ["error", "settings", "capacity"]
     both = pictures["error"].axes
     assert [panel.get_title() for panel in both] == [f"n = 20, {p} patterns, 50 % of bits lost" for p in (2, 3)]
+    assert [[line.get_label() for line in panel.lines[:2]] for panel in both] == [["plastic N-CODE", "ODE-RNN"]] * 2
     # Episodes are steps times the batch of the run that a curve comes from.
     assert [max(panel.lines[0].get_xdata()) for panel in both] == [16, 16]
     (only,) = pictures["settings"].axes

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...figures.style import colour, draw_band, new_figure, new_panels, shared_legend
 from ...wording import model_name, per_cent
-from .models import MODELS
+from .models import MODELS, PAPER_MODELS
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOWN = 0.5  # seconds
@@ -34,7 +34,11 @@ class Line(NamedTuple):
 
 
 def draw_rivals(lines: Sequence[Line]) -> Figure:
-    """One panel per setting at which models are compared, one row per n. Settings of ncode alone are left out."""
+    """One panel per setting at which models are compared, one row per n. Settings of ncode alone are left out.
+
+    If there are models of the paper, the others are left out too.
+    """
+    lines = [line for line in lines if line.model in PAPER_MODELS] or lines
     settings = _settings(line for line in lines if line.model != "ncode") or _settings(lines)
     rows = sorted({n for n, _, _ in settings})
     columns = max(sum(n == row for n, _, _ in settings) for row in rows)
