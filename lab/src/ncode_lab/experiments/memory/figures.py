@@ -100,7 +100,7 @@ def draw_capacity(points: Sequence[Point]) -> Figure:
                 draw_band(panel, counts, errors, colour(model), model_name(model, "memory"))
             panel.set_title(f"n = {n}, {per_cent(degradation, 0)} of bits lost", fontsize="medium")
             panel.axhline(1, color="0.4", linewidth=0.9, linestyle="--")
-            panel.set(xlabel="patterns", ylim=(0, 52))
+            panel.set(xlabel="patterns", ylim=(0, 40))
             panel.spines[["top", "right"]].set_visible(False)
         panels[row][0].set_ylabel("error, %")
     shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 2.4))
