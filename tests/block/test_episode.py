@@ -53,7 +53,7 @@ def test_any_control_that_is_driven_can_be_carried():
 
 
 def test_a_control_that_stands_still_has_nothing_to_carry():
-    with pytest.raises(ncode.InputError, match="use ClosedLoop or Hebbian"):
+    with pytest.raises(ncode.InputError, match="use ClosedLoop or Plastic"):
         ncode.NCODE(ncode.dynamics.Linear(2)).episode(torch.ones(2, 3, 2))
 
 

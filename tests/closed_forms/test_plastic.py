@@ -16,6 +16,7 @@ from ..ode.systems import DOUBLE, close
 
 every_formulation = pytest.mark.parametrize("formulation", ["vectors", "matrix"])
 every_method = pytest.mark.parametrize("method", METHODS)
+every_rule = pytest.mark.parametrize("rule", ["hebb", "oja", "delta"])
 
 
 def problem(batch=3, presentations=4, n=5, dtype=DOUBLE, scale=0.5):
@@ -24,17 +25,58 @@ def problem(batch=3, presentations=4, n=5, dtype=DOUBLE, scale=0.5):
     return [leaf.requires_grad_() for leaf in (stimuli, *(scale * torch.randn(2, n, n, dtype=dtype)))]
 
 
-def generic(stimuli, theta0, mu, *, duration=0.5, dt, method, rho=torch.tanh, decay=0.0):
+def tame_problem(n=5, dtype=DOUBLE):
+    """As `problem`, with positive mu: with negative rates the corrected rules diverge, and rounding with them."""
+    stimuli, theta0, mu = problem(n=n, dtype=dtype, scale=1 / n)
+    return [stimuli, theta0, mu.detach().abs().requires_grad_()]
+
+
+def growth(rule, x, theta):
+    """What the rule adds to theta, (batch, n, n), before it is multiplied by mu."""
+    if rule == "delta":
+        return (x - (theta @ x[..., None])[..., 0])[:, :, None] * x[:, None]
+    if rule == "oja":
+        return x[:, :, None] * (x - (theta.mT @ x[..., None])[..., 0])[:, None]
+    return x[:, :, None] * x[:, None]
+
+
+def velocity(free, rho, leak):
+    return lambda t, x, theta: free * (rho((theta @ x[..., None])[..., 0]) - leak * x)
+
+
+def feedback(rule, mu, decay, still):
+    if still:
+        return lambda t, x, theta: torch.zeros_like(theta)
+    return lambda t, x, theta: mu * growth(rule, x, theta) - decay * theta
+
+
+def generic(
+    stimuli,
+    theta0,
+    mu,
+    *,
+    rule="hebb",
+    duration=0.5,
+    dt,
+    method,
+    rho=torch.tanh,
+    decay=0.0,
+    leak=0.0,
+    held=None,
+    frozen=(),
+):
     """The ends and theta at the end, by one solve a presentation with theta as part of the state."""
     theta, ends = theta0.expand(len(stimuli), *theta0.shape[-2:]), []
-    for x0 in stimuli.unbind(1):
+    durations = duration if isinstance(duration, list) else [duration] * stimuli.shape[1]
+    for number, x0 in enumerate(stimuli.unbind(1)):
+        free = torch.ones_like(x0) if held is None else (~held[:, number]).to(x0.dtype)
         solution = ncode.solve(
-            lambda t, x, theta: rho((theta @ x[..., None])[..., 0]),
+            velocity(free, rho, leak),
             x0,
             0.0,
-            duration,
+            durations[number],
             theta=theta,
-            feedback=lambda t, x, theta: mu * (x[:, :, None] * x[:, None]) - decay * theta,
+            feedback=feedback(rule, mu, decay, still=number < len(frozen) and frozen[number]),
             method=method,
             dt=dt,
         )
@@ -49,12 +91,13 @@ def loss(ends, theta):
 
 @every_formulation
 @every_method
-@pytest.mark.parametrize("dt", [0.5, 0.2])  # 0.2 leaves a shorter step at the end
-@pytest.mark.parametrize("decay", [0.0, 0.7])
-def test_values_and_gradients_are_those_of_the_solver(formulation, method, dt, decay):
-    inputs, rate = problem(), torch.tensor(decay, dtype=DOUBLE, requires_grad=True)
-    ours = plastic_episode(*inputs, dt=dt, method=method, decay=rate, formulation=formulation)
-    theirs = generic(*inputs, dt=dt, method=method, decay=rate)
+@every_rule
+@pytest.mark.parametrize(("dt", "decay"), [(0.5, 0.0), (0.2, 0.7)])  # 0.2 leaves a shorter step at the end
+def test_values_and_gradients_are_those_of_the_solver(formulation, method, rule, dt, decay):
+    inputs = problem() if rule == "hebb" else tame_problem()
+    rate = torch.tensor(decay, dtype=DOUBLE, requires_grad=True)
+    ours = plastic_episode(*inputs, rule=rule, dt=dt, method=method, decay=rate, formulation=formulation)
+    theirs = generic(*inputs, rule=rule, dt=dt, method=method, decay=rate)
     close((ours.xs, ours.trace.theta()), theirs, rtol=1e-13, atol=1e-13)
     close(ours.x, theirs[0][:, -1], rtol=1e-13, atol=1e-13)
     got = torch.autograd.grad(loss(ours.xs, ours.trace.theta()), [*inputs, rate])
@@ -63,24 +106,60 @@ def test_values_and_gradients_are_those_of_the_solver(formulation, method, dt, d
 
 
 @every_formulation
+@every_rule
+def test_a_leak_held_elements_durations_and_a_frozen_theta_are_those_of_the_solver(formulation, rule):
+    inputs, leak = tame_problem(), torch.tensor(0.6, dtype=DOUBLE, requires_grad=True)
+    how = {"rule": rule, "duration": [0.5, 0.2, 0.5, 1.1], "dt": 0.3, "method": "rk4", "decay": 0.2, "leak": leak}
+    how |= {"held": torch.rand(3, 4, 5) < 0.5, "frozen": [False, True, False, True]}
+    ours, theirs = plastic_episode(*inputs, **how, formulation=formulation), generic(*inputs, **how)
+    close((ours.xs, ours.trace.theta()), theirs, rtol=1e-13, atol=1e-13)
+    got = torch.autograd.grad(loss(ours.xs, ours.trace.theta()), [*inputs, leak])
+    close(got, torch.autograd.grad(loss(*theirs), [*inputs, leak]), rtol=1e-12, atol=1e-12)
+    assert torch.equal(ours.xs[how["held"]], inputs[0][how["held"]])
+
+
+def test_the_delta_rule_stores_orthogonal_patterns_without_interference():
+    """A pattern that is held for long becomes a fixed point: theta x = x, and the others stay as they are."""
+    n = 8
+    patterns = n**0.5 * torch.linalg.qr(torch.randn(1, n, 4, dtype=DOUBLE)).Q.mT
+    mu, theta0 = torch.ones(n, n, dtype=DOUBLE), torch.zeros(n, n, dtype=DOUBLE)
+    shown = plastic_episode(
+        patterns, theta0, mu, rule="delta", duration=4.0, dt=0.1, held=torch.ones(1, 4, n, dtype=torch.bool)
+    )
+    for pattern in patterns.unbind(1):
+        close(shown.trace.times(pattern), pattern, rtol=1e-8, atol=1e-8)
+
+
+def test_ojas_rule_is_the_delta_rule_of_the_transposed_matrix_while_x_is_held():
+    stimuli, theta0, mu = problem()
+    held = torch.ones(stimuli.shape, dtype=torch.bool)
+    oja = plastic_episode(stimuli, theta0, mu, rule="oja", steps=2, held=held)
+    delta = plastic_episode(stimuli, theta0.mT, mu.mT, rule="delta", steps=2, held=held)
+    close(oja.trace.theta(), delta.trace.theta().mT, rtol=1e-12, atol=1e-12)
+
+
+@every_formulation
+@every_rule
 @every_method
-def test_single_precision_is_equal_to_the_solver_up_to_rounding(formulation, method):
-    inputs = problem(n=40, dtype=torch.float32, scale=0.1)
-    ours = plastic_episode(*inputs, dt=0.25, method=method, formulation=formulation)
-    ends, theta = generic(*inputs, dt=0.25, method=method)
+def test_single_precision_is_equal_to_the_solver_up_to_rounding(formulation, rule, method):
+    inputs = tame_problem(n=40, dtype=torch.float32)
+    ours = plastic_episode(*inputs, rule=rule, dt=0.25, method=method, formulation=formulation)
+    ends, theta = generic(*inputs, rule=rule, dt=0.25, method=method)
     close((ours.xs, ours.trace.theta()), (ends, theta), rtol=1e-5, atol=1e-6)
 
 
 @every_formulation
-def test_gradients_are_those_of_finite_differences(formulation):
+@every_rule
+def test_gradients_are_those_of_finite_differences(formulation, rule):
     stimuli, theta0, mu = problem(batch=2, presentations=2, n=3)
-    decay = torch.tensor(0.3, dtype=DOUBLE, requires_grad=True)
+    decay, leak = (torch.tensor(rate, dtype=DOUBLE, requires_grad=True) for rate in (0.3, 0.4))
 
-    def run(stimuli, theta0, mu, decay):
-        shown = plastic_episode(stimuli, theta0, mu, steps=1, decay=decay, formulation=formulation)
+    def run(stimuli, theta0, mu, decay, leak):
+        how = {"rule": rule, "steps": 1, "decay": decay, "leak": leak, "formulation": formulation}
+        shown = plastic_episode(stimuli, theta0, mu, **how)
         return shown.xs, shown.trace.theta()
 
-    assert torch.autograd.gradcheck(run, (stimuli, theta0, mu, decay))
+    assert torch.autograd.gradcheck(run, (stimuli, theta0, mu, decay, leak))
 
 
 @every_formulation
@@ -124,9 +203,10 @@ def test_a_constant_rho_moves_x_and_has_no_gradient(formulation):
 
 
 @every_formulation
-def test_an_episode_can_be_cut_in_two(formulation):
+@every_rule
+def test_an_episode_can_be_cut_in_two(formulation, rule):
     stimuli, theta0, mu = problem(presentations=5)
-    how = {"steps": 2, "decay": 0.4, "formulation": formulation}
+    how = {"rule": rule, "steps": 2, "decay": 0.4, "formulation": formulation}
     whole = plastic_episode(stimuli, theta0, mu, **how)
     first = plastic_episode(stimuli[:, :2], theta0, mu, **how)
     second = plastic_episode(stimuli[:, 2:], first.trace.theta(), mu, **how)
@@ -136,20 +216,22 @@ def test_an_episode_can_be_cut_in_two(formulation):
     close(*(torch.autograd.grad(e.x.sin().sum(), inputs) for e in (second, whole)), rtol=1e-10, atol=1e-12)
 
 
-def test_theta_times_a_vector_needs_no_theta():
-    shown = plastic_episode(*problem(), steps=2, decay=0.1)
+@every_rule
+def test_theta_times_a_vector_needs_no_theta(rule):
+    shown = plastic_episode(*problem(), rule=rule, steps=2, decay=0.1)
     x = torch.randn(3, 5, dtype=DOUBLE)
     close(shown.trace.times(x), (shown.trace.theta() @ x[..., None])[..., 0])
 
 
 @every_formulation
-def test_a_sample_does_not_depend_on_its_companions(formulation):
-    stimuli, theta0, mu = problem(batch=4)
-    alone = plastic_episode(stimuli[:1], theta0, mu, steps=1, formulation=formulation).xs
-    close(plastic_episode(stimuli, theta0, mu, steps=1, formulation=formulation).xs[:1], alone, rtol=1e-13, atol=1e-14)
+@every_rule
+def test_a_sample_does_not_depend_on_its_companions(formulation, rule):
+    (stimuli, theta0, mu), how = problem(batch=4), {"rule": rule, "steps": 1, "formulation": formulation}
+    alone = plastic_episode(stimuli[:1], theta0, mu, **how).xs
+    close(plastic_episode(stimuli, theta0, mu, **how).xs[:1], alone, rtol=1e-13, atol=1e-14)
     with torch.no_grad():
         stimuli[1:] = torch.nan_to_num(1e300 * stimuli[1:])
-    close(plastic_episode(stimuli, theta0, mu, steps=1, formulation=formulation).xs[:1], alone, rtol=1e-13, atol=1e-14)
+    close(plastic_episode(stimuli, theta0, mu, **how).xs[:1], alone, rtol=1e-13, atol=1e-14)
 
 
 @given(
@@ -175,16 +257,17 @@ def test_any_shape_works(batch, presentations, n, steps, method, own, formulatio
         close(shown.xs, generic(stimuli, start, mu, dt=0.5 / steps, method=method)[0], rtol=1e-12, atol=1e-13)
 
 
-def measured(n, presentations, batch=16):
+def measured(n, presentations, batch=16, rule="hebb"):
     stimuli, theta0, mu = problem(batch, presentations, n, torch.float32, 0.01)
     with Meter() as meter:
-        plastic_episode(stimuli, theta0, mu, steps=1).x.sum().backward()
+        plastic_episode(stimuli, theta0, mu, rule=rule, steps=1).x.sum().backward()
     return meter
 
 
-def test_memory_never_grows_with_n_squared_a_sample():
+@every_rule
+def test_memory_never_grows_with_n_squared_a_sample(rule):
     batch, n = 16, 300
-    meter = measured(n, presentations=2, batch=batch)
+    meter = measured(n, presentations=2, batch=batch, rule=rule)
     assert max(meter.made) <= 4 * n * n
     assert meter.peak < 4 * batch * n * n / 2
 
@@ -241,6 +324,13 @@ def test_autocast_does_not_coarsen_it():
         ({"method": "rk5"}, 'did you mean "rk4"'),
         ({"decay": -1.0}, "decay must be at least 0"),
         ({"decay": torch.zeros(2)}, "decay must be a number or a tensor"),
+        ({"leak": -1.0}, "leak must be at least 0"),
+        ({"leak": torch.zeros(2)}, "leak must be a number or a tensor"),
+        ({"rule": "hebbb"}, 'did you mean "hebb"'),
+        ({"duration": [0.5, 0.5]}, "duration must be one value per presentation: given 2 for 1"),
+        ({"held": torch.zeros(2, 3, dtype=torch.bool)}, r"held must be boolean and of the stimuli's shape \(2, 1, 3\)"),
+        ({"held": torch.zeros(2, 1, 3)}, "given torch.float32"),
+        ({"frozen": [True, False]}, "frozen must be one value per presentation: given 2 for 1"),
         ({"rho": lambda v: v[:, :1]}, "it must keep both"),
         ({"rho": lambda v: v.double()}, "it must keep both"),
     ],

@@ -28,6 +28,9 @@ CASES = {
     "text for bits": (lambda: PlasticMemory("3"), "n must be a finite number"),
     "no steps": (lambda: PlasticMemory(3, solver_steps=0), "solver_steps must be at least 1"),
     "text for the diagonal": (lambda: PlasticMemory(3, hold="a"), "hold must be a finite number"),
+    "a misspelt rule": (lambda: PlasticMemory(3, rule="dleta"), 'did you mean "delta"'),
+    "no time for a query": (lambda: PlasticMemory(3, query_time=0.0), "query_time must be above 0"),
+    "a number for a flag": (lambda: PlasticMemory(3, clamp=1), "clamp must be True or False"),
     "a query that does not fit": (
         lambda: PlasticMemory(3)(torch.ones(2, 6, 3), torch.ones(2, 4)),
         r"query \(batch, n\); given \(2, 6, 3\) and \(2, 4\)",

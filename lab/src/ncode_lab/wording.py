@@ -27,6 +27,11 @@ MODEL_NAMES = {
     "ode-rnn": "ODE-RNN",
     "lstm": "LSTM",
     "lstm-miconi": "LSTM, Miconi's settings",
+    "delta": "delta rule",
+    "hebb-held": "Hebb's rule, bits held",
+    "oja-held": "Oja's rule, bits held",
+    "delta-held": "delta rule, bits held",
+    "nearest": "nearest pattern (optimum)",
     # Autoencoders.
     "auton-code": "AutoN-CODE",
     "ae": "AE",

@@ -197,17 +197,24 @@ class NCODE(Pretrained):
         *,
         context: Tensor | None = None,
         theta: Theta | Tensor | None = None,
+        durations: Sequence[float] | None = None,
+        held: Tensor | None = None,
+        frozen: Sequence[bool] | None = None,
         **changes: Any,
     ) -> Episode:
         """Present stimuli one after another: x starts from each and evolves from t0 to t1, and theta is carried on.
 
-        For controls that are driven. A Hebbian control with a fixed step size dt is never formed here: memory grows
+        For controls that are driven. A `Plastic` control with a fixed step size dt is never formed here: memory grows
         with the number of evaluations times n, not with n^2 per sample.
 
         Args:
             stimuli: The initial x of each presentation, (batch, P, ...).
             context: The input of the controller at first, if it is not the first stimulus.
             theta: A control to start from in place of the controller's own.
+            durations: Duration of each presentation, P numbers, in place of t1 - t0.
+            held: Which elements of x keep their initial value during a presentation, a boolean tensor (batch, P, n).
+                Only for `Plastic` controls of `Recurrent` with a fixed step size dt.
+            frozen: Whether theta is constant during a presentation, P values; only where `held` can be given.
             changes: Other settings for this episode.
 
         >>> import torch, ncode
@@ -218,20 +225,28 @@ class NCODE(Pretrained):
         (torch.Size([2, 8]), torch.Size([2, 3, 8]), torch.Size([2, 8, 8]))
         """
         settings = self.settings.changed(changes)
-        wiring.check_stimuli(stimuli)
+        wiring.check_stimuli(stimuli, durations)
         first = self._request(stimuli[:, 0], context, theta, settings)
         if not first.state.driven:
             raise InputError(
                 "an episode carries the control from one presentation to the next, and"
-                f" {type(self.controller).__name__} does not drive it: use ClosedLoop or Hebbian"
+                f" {type(self.controller).__name__} does not drive it: use ClosedLoop or Plastic"
             )
         form = self._closed_form(first)
         if isinstance(form, PlasticForm):
-            result = form.episode(torch.stack([self.dynamics.lift(x) for x in stimuli.unbind(1)], 1))
+            shown = torch.stack([self.dynamics.lift(x) for x in stimuli.unbind(1)], 1)
+            result = form.episode(shown, durations, held, frozen)
             return Episode(result.x, result.xs, lambda: {form.product.control: result.trace.theta()})
+        if held is not None or frozen is not None:
+            raise InputError(
+                "only a closed form can hold elements of x or freeze theta: held and frozen need Recurrent dynamics"
+                " with a Plastic control, an explicit method with a step size dt, and exact=True"
+            )
         ends: list[Tensor] = []
         control: dict[str, Tensor] = dict(first.state.driven)
         for number, x in enumerate(stimuli.unbind(1)):
+            if durations is not None:
+                changes = {**changes, "t1": settings.t0 + durations[number]}
             solution = self.solve(x, context=context, theta=control if number else theta, **changes)
             ends.append(solution.x)
             control = solution.theta

@@ -145,7 +145,7 @@ class Episode:
     make_theta: Callable[[], dict[str, Tensor]]
 
     def theta(self) -> dict[str, Tensor]:
-        """The control after the last presentation, by name. A Hebbian control is formed only by this call."""
+        """The control after the last presentation, by name. A `Plastic` control is formed only by this call."""
         return self.make_theta()
 
 
@@ -241,9 +241,18 @@ def last_time(ts: Tensor, t0: float | Tensor) -> Tensor:
     return torch.where(last < 0, t0, found)
 
 
-def check_stimuli(stimuli: Tensor) -> None:
+def check_stimuli(stimuli: Tensor, durations: Sequence[float] | None) -> None:
     if check_tensor("stimuli", stimuli).dim() < 3 or stimuli.shape[1] == 0:
         raise InputError(f"stimuli must be (batch, P, ...), P presentations per sample; given {_shown(stimuli)}")
+    if durations is None:
+        return
+    if not isinstance(durations, (list, tuple)) or len(durations) != stimuli.shape[1]:
+        raise InputError(
+            f"durations must be a list of {stimuli.shape[1]} numbers, one per presentation; given"
+            f" {format_value(durations)}"
+        )
+    for duration in durations:
+        check_number("durations", duration, low=0.0, strict=True)
 
 
 def control_by_name(theta: Any, shapes: Shapes, x: Tensor) -> Theta:

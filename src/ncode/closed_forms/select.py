@@ -2,8 +2,8 @@
 
     dx/dt = W x, constant control W                         `LinearForm`: the matrix exponential or its action
     dx/dt = W x, W set by a piecewise constant input        `PiecewiseForm`: one matrix exponential per interval
-    dx/dt = rho(W x), dW/dt = mu * x x^T - decay W,         `PlasticForm`: W as a sum of outer products that is never
-    fixed steps                                             formed
+    dx/dt = rho(gain W x) - leak x, fixed steps,            `PlasticForm`: W as a sum of outer products that is never
+    dW/dt = mu * l r^T - decay W                            formed; l and r by Hebb's, Oja's or the delta rule
 
 Each gives the result of the solver, and `exact=False` switches it off.
 """
@@ -11,7 +11,7 @@ Each gives the result of the solver, and `exact=False` switches it off.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -145,18 +145,33 @@ class PlasticForm:
         nfe = steps * self.method.stages
         return ClosedFormResult(result.x, None, lambda: {self.product.control: result.trace.theta()}, None, steps, nfe)
 
-    def episode(self, stimuli: Tensor) -> PlasticEpisode:
-        """Present stimuli (batch, P, n) one after another."""
+    def episode(
+        self,
+        stimuli: Tensor,
+        durations: Sequence[float] | None = None,
+        held: Tensor | None = None,
+        frozen: Sequence[bool] | None = None,
+    ) -> PlasticEpisode:
+        """Present stimuli (batch, P, n) one after another, for t1 - t0 each or for these durations."""
         return plastic_episode(
             stimuli,
             self.rule.theta_0,
             self.rule.mu,
-            duration=self.t1 - self.t0,
+            rule=self.rule.rule,
+            duration=self.t1 - self.t0 if durations is None else durations,
             dt=self.dt,
             method=self.method,
-            rho=ACTIVATIONS[self.product.rho],
+            rho=self._rho,
             decay=0.0 if self.rule.decay is None else self.rule.decay,
+            leak=0.0 if self.product.leak is None else self.product.leak,
+            held=held,
+            frozen=frozen,
         )
+
+    @property
+    def _rho(self) -> Callable[[Tensor], Tensor]:
+        rho, gain = ACTIVATIONS[self.product.rho], self.product.gain
+        return rho if gain is None else lambda v: rho(gain * v)
 
 
 ClosedForm = LinearForm | PiecewiseForm | PlasticForm
@@ -168,9 +183,9 @@ def closed_form(
     """The closed form of a block, or None."""
     match structure, motion:
         # A step size requests the discretisation, not what it approximates.
-        case Product(rho="identity"), Constant() if options.dt is None:
+        case Product(rho="identity", gain=None, leak=None), Constant() if options.dt is None:
             return LinearForm(structure, t0, t1, second_derivatives=options.gradient == "autograd")
-        case Product(rho="identity"), FollowsPath() if options.dt is None:
+        case Product(rho="identity", gain=None, leak=None), FollowsPath() if options.dt is None:
             return PiecewiseForm(structure, motion.control, t0, t1)
         case Product(columns=None), OuterProduct() if structure.control == motion.control:
             # Steps must be explicit, fixed, forward in time and not too many.

@@ -31,12 +31,16 @@ class General:
 
 @dataclass(frozen=True, eq=False)
 class OuterProduct:
-    """dtheta/dt = mu * x x^T - decay * theta for one control, from the same theta_0 (n, n) for all samples."""
+    """dtheta/dt = mu * l r^T - decay * theta for one control, from the same theta_0 (n, n) for all samples.
+
+    l and r are vectors that follow from x and theta by one of the rules of `Plastic`.
+    """
 
     control: str
     mu: Tensor
     theta_0: Tensor
     decay: Tensor | None = None
+    rule: str = "hebb"
 
 
 @dataclass(frozen=True, eq=False)

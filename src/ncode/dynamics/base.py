@@ -34,13 +34,16 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, eq=False)
 class Product:
-    """The structure f(t, x, theta) = rho(W x), where W is one of the controls. Closed forms are selected by it.
+    """The structure f(t, x, theta) = rho(gain W x) - leak x, where W is one of the controls.
+
+    Closed forms are selected by it.
 
     Args:
         control: The name of the control.
         rho: The name of the activation.
         columns: None if the control is the matrix (m, m) itself. Otherwise W is sparse: the control (m, k) holds the k
             values of each row, and `columns` (m, k) their positions.
+        gain, leak: A number or a tensor (). None: 1 and 0.
 
     >>> import ncode
     >>> ncode.dynamics.Recurrent(8).structure.rho
@@ -50,6 +53,8 @@ class Product:
     control: str
     rho: str = "identity"
     columns: Tensor | None = None
+    gain: float | Tensor | None = None
+    leak: float | Tensor | None = None
 
 
 Structure = Product | None

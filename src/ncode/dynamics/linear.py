@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .._modules import Theta
-from ..errors import InputError, allocating, check_choice, check_count
+from ..errors import InputError, allocating, check_choice, check_count, check_flag, check_number
 from .base import ACTIVATIONS, Dynamics, Product, Structure, dense_rows, matvec
 
 
@@ -100,9 +101,16 @@ def _check_columns(module: SparseLinear, state_dict: Mapping[str, Any], prefix: 
 
 
 class Recurrent(Dynamics):
-    """dx/dt = rho(W x): n neurons, each coupled to all, where the coupling W (n, n) is the control.
+    """dx/dt = rho(gain W x) - leak x: n neurons, each coupled to all, where the coupling W (n, n) is the control.
 
     The memory task of the paper uses it with `Hebbian` plasticity. There rho is odd, since patterns are +1 and -1.
+
+    Args:
+        n: Number of neurons.
+        activation: rho, by name.
+        gain: Factor of the input of rho.
+        leak: Rate at which x decays.
+        learned: Whether gain and leak are learned, from these values on; `rates` (2,) then holds them.
 
     >>> import torch, ncode
     >>> block = ncode.NCODE(ncode.dynamics.Recurrent(5), ncode.Hebbian(), t1=0.5)
@@ -112,14 +120,26 @@ class Recurrent(Dynamics):
 
     shared_control = True
 
-    def __init__(self, n: int, activation: str = "tanh"):
+    def __init__(self, n: int, activation: str = "tanh", gain: float = 1.0, leak: float = 0.0, learned: bool = False):
         super().__init__()
+        self.gain = check_number("gain", gain, low=-math.inf)
+        self.leak, self.learned = check_number("leak", leak, low=0.0), check_flag("learned", learned)
+        self.rates = nn.Parameter(torch.tensor([self.gain, self.leak])) if self.learned else None
         self.n, self.activation = check_count("n", n), check_choice("activation", activation, ACTIVATIONS)
         self.control_shapes, self.state_shape = {"weight": (self.n, self.n)}, (self.n,)
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        return ACTIVATIONS[self.activation](matvec(theta["weight"], x))
+        rho, (gain, leak), product = ACTIVATIONS[self.activation], self._rates, matvec(theta["weight"], x)
+        slope = rho(product if gain is None else gain * product)
+        return slope if leak is None else slope - leak * x
+
+    @property
+    def _rates(self) -> tuple[float | Tensor | None, float | Tensor | None]:
+        """gain and leak, or None where they are 1 and 0 for good."""
+        if self.rates is not None:
+            return self.rates[0], self.rates[1]
+        return None if self.gain == 1 else self.gain, self.leak or None
 
     @property
     def structure(self) -> Structure:
-        return Product("weight", rho=self.activation)
+        return Product("weight", self.activation, None, *self._rates)

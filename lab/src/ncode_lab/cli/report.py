@@ -146,7 +146,7 @@ def table_of(name: str, results: Path) -> str:
         return not part or dataset.split()[0] == part or fnmatchcase(dataset.replace(" ", ""), part)
 
     found = [result for run in gather([results / name]) for result in run.results if matches(result.dataset)]
-    return as_markdown(make_table(sort_results(found, kind.about()["models"]), kind.columns, kind.paper))
+    return as_markdown(make_table(sort_results(found, kind.about()["models"]), kind.columns, kind.paper, kind.remark))
 
 
 def _table_names(file: Path, text: str) -> list[str]:

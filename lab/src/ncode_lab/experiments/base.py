@@ -170,6 +170,11 @@ class Experiment(ABC):
         return []
 
     @classmethod
+    def remark(cls, results: Sequence[Result]) -> str:
+        """What a table says next to the name of a model, given its results on one problem. Default: nothing."""
+        return ""
+
+    @classmethod
     def about(cls) -> dict[str, Any]:
         """What a report says about the experiment: title, question, models, table columns and the paper's numbers."""
         return {

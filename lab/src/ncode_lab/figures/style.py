@@ -36,6 +36,11 @@ COLOURS = {
     "ode-rnn": "#E69F00",
     "lstm": "#CC79A7",
     "lstm-miconi": "#8C564B",
+    "delta": "#56B4E9",
+    "hebb-held": "#E69F00",
+    "oja-held": "#009E73",
+    "delta-held": "#D55E00",
+    "nearest": "#000000",
     # Autoencoders.
     "auton-code": "#0072B2",
     "ae": "#E69F00",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..training import Column, Reported, Result
@@ -62,11 +62,17 @@ class Table(NamedTuple):
         return [f"{_mark(i)} {note}" for i, note in enumerate(self.notes, 1)]
 
 
-def make_table(results: Iterable[Result], columns: Sequence[Column] = (), paper: Sequence[Reported] = ()) -> Table:
+def make_table(
+    results: Iterable[Result],
+    columns: Sequence[Column] = (),
+    paper: Sequence[Reported] = (),
+    remark: Callable[[Sequence[Result]], str] = lambda group: "",
+) -> Table:
     """Make one row per model and problem: problem by problem, in the order of first appearance.
 
     Without columns, all metrics are shown. A model that only the paper has run gets a row too, if we ran any model on
     that problem, and did not run that model there with other settings, which a label names after a comma.
+    `remark` gives what is said next to the model of a group of results.
 
     >>> from ncode_lab.report import as_markdown
     >>> about = dict(experiment="annuli", preset="quick", settings={}, parameters=354, seconds=1.0, device="cpu")
@@ -94,8 +100,10 @@ def make_table(results: Iterable[Result], columns: Sequence[Column] = (), paper:
         dict.fromkeys(r.note for r in paper if r.note and (r.model, r.dataset) in groups and r.metric in shown)
     )
     experiment = next((result.experiment for group in groups.values() for result in group), "")
-    rows = [_row(model, dataset, group, columns, paper, notes) for (model, dataset), group in groups.items()]
-    rows = [row._replace(model=model_name(row.model, experiment)) for row in rows]
+    rows = []
+    for (model, dataset), group in groups.items():
+        said = ", ".join(filter(None, (model_name(model, experiment), remark(group))))
+        rows.append(_row(model, dataset, group, columns, paper, notes)._replace(model=said))
     place = {dataset: i for i, dataset in enumerate(dict.fromkeys(row.dataset for row in rows))}
     return Table(columns, tuple(sorted(rows, key=lambda row: place[row.dataset])), tuple(notes))
 

@@ -8,7 +8,7 @@ import torch
 from ncode_lab.experiments import run
 from ncode_lab.experiments.memory.experiment import Memory, Remember, episodes_to_learn
 from ncode_lab.report import gather
-from ncode_lab.training import RunOptions, Trial
+from ncode_lab.training import Result, RunOptions, Trial
 
 from ncode import InputError
 
@@ -68,6 +68,51 @@ def test_all_models_of_a_seed_are_judged_by_the_same_fresh_episodes():
     assert errors == [0.5, 0.5, 0.5]
 
 
+def test_models_beyond_the_paper_run_everywhere():
+    memory = Memory.preset("full")
+    trials = memory.trials([0])
+    for model in ("delta", "hebb-held", "oja-held", "delta-held", "nearest"):
+        assert sum(trial.model == model for trial in trials) == 24
+    assert not {"delta-held", "nearest"} & set(Memory.preset("paper").models)
+
+
+def test_nearest_pattern_is_right_where_half_of_the_bits_are_given():
+    task = Remember(Memory(evaluation=20), Trial("nearest", "", 0, SETTING))
+    assert task.evaluate(task.model) == {"error": 0.0, "nfe": 0}
+
+
+def falling(model, errors):
+    about = {"experiment": "memory", "preset": "paper", "settings": {}, "parameters": 1, "seconds": 1.0, "device": ""}
+    about |= {"versions": {}, "commit": "", "command": "", "metrics": {}, "seed": 0, "dataset": "n=40"}
+    return Result(model=model, curves={"train error": errors}, **about)
+
+
+@pytest.mark.parametrize(
+    ("model", "errors", "remark"),
+    [
+        ("ode-rnn", [0.5, 0.45, 0.4, 0.35, 0.3], "not trained to the end"),
+        ("ode-rnn", [0.5, 0.4, 0.3, 0.3, 0.3], ""),
+        ("ncode", [0.5, 0.45, 0.4, 0.35, 0.3], ""),
+        ("lstm", [], ""),
+    ],
+)
+def test_models_whose_error_still_falls_are_said_not_to_be_trained_to_the_end(model, errors, remark):
+    assert Memory.remark([falling(model, errors)]) == remark
+
+
+@pytest.mark.slow
+def test_a_run_of_the_rules_is_tested_with_other_numbers_of_patterns_and_drawn(tmp_path):
+    tiny = {**Memory.presets["smoke"], "patterns": (2, 3), "capacity": (2, 6)}
+    memory = Memory(**{**tiny, "models": ("nearest", "delta", "oja-held")})
+    folder = run(memory, "smoke", RunOptions(out=tmp_path, device="cpu", quiet=True, seeds=2))
+    results = [json.loads(path.read_text()) for path in folder.glob("trials/*/result.json")]
+    for result in results:
+        tested = {"error at 2", "error at 6"} & result["metrics"].keys()
+        assert bool(tested) == (result["about"]["patterns"] == 3)
+    assert {result["parameters"] for result in results} == {0, 6}
+    assert (folder / "figures" / "capacity.png").exists()
+
+
 @pytest.mark.slow
 def test_a_few_hundred_episodes_teach_plastic_weights_to_remember(tmp_path):
     memory = Memory(models=("ncode",), n=(60,), patterns=(2,), degradation=(0.5,), episodes=400)
@@ -90,15 +135,16 @@ def test_a_smoke_run_draws_an_episode_and_the_curves_of_all_models(tmp_path):
 
 @pytest.mark.slow
 def test_curves_of_several_runs_are_drawn_together_from_their_result_files_alone(tmp_path):
-    tiny = replace(Memory.preset("smoke"), models=("ncode", "ode-rnn"))
+    tiny = replace(Memory.preset("smoke"), models=("ncode", "ode-rnn", "delta"), capacity=(2,))
     for patterns, batch in (((2,), 4), ((3,), 2)):
         options = RunOptions(out=tmp_path, device="cpu", quiet=True)
         run(replace(tiny, patterns=patterns, batch=batch), "smoke", options)
     results = [result for one in gather([tmp_path]) for result in one.results]
     pictures = {picture.name: picture.figure for picture in Memory.redraw(results)}
-    assert list(pictures) == ["error", "settings"]
+    assert list(pictures) == ["error", "settings", "capacity"]
     both = pictures["error"].axes
-    assert [panel.get_title() for panel in both] == [f"n = 20, {p} patterns, 50 % lost" for p in (2, 3)]
+    assert [panel.get_title() for panel in both] == [f"n = 20, {p} patterns, 50 % of bits lost" for p in (2, 3)]
+    assert [[line.get_label() for line in panel.lines[:2]] for panel in both] == [["plastic N-CODE", "ODE-RNN"]] * 2
     # Episodes are steps times the batch of the run that a curve comes from.
     assert [max(panel.lines[0].get_xdata()) for panel in both] == [16, 16]
     (only,) = pictures["settings"].axes
@@ -113,7 +159,8 @@ def test_curves_of_several_runs_are_drawn_together_from_their_result_files_alone
         ({"patterns": (2, 2)}, "each once"),
         ({"degradation": (1.0,)}, "below 1"),
         ({"batch": 0}, "batch must be above 0"),
-        ({"units": 10}, "a unit for each bit"),
+        ({"units": 10, "models": ("lstm-miconi",)}, "a unit for each bit"),
+        ({"query_time": 0.0}, "query_time must be above 0"),
     ],
 )
 def test_wrong_settings_get_a_sentence(wrong, sentence):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ...figures.style import colour, draw_band, new_figure, new_panels, shared_legend
 from ...wording import model_name, per_cent
-from .models import MODELS
+from .models import MODELS, PAPER_MODELS
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOWN = 0.5  # seconds
@@ -34,7 +34,11 @@ class Line(NamedTuple):
 
 
 def draw_rivals(lines: Sequence[Line]) -> Figure:
-    """One panel per setting at which models are compared, one row per n. Settings of ncode alone are left out."""
+    """One panel per setting at which models are compared, one row per n. Settings of ncode alone are left out.
+
+    If there are models of the paper, the others are left out too.
+    """
+    lines = [line for line in lines if line.model in PAPER_MODELS] or lines
     settings = _settings(line for line in lines if line.model != "ncode") or _settings(lines)
     rows = sorted({n for n, _, _ in settings})
     columns = max(sum(n == row for n, _, _ in settings) for row in rows)
@@ -71,6 +75,44 @@ def draw_plastic(lines: Sequence[Line]) -> Figure:
         panels[row][0].set_ylabel("error, %")
     shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 1.7))
     return figure
+
+
+class Point(NamedTuple):
+    """The error rate of one model with one seed, for a number of patterns."""
+
+    model: str
+    n: int
+    degradation: float
+    patterns: int
+    seed: int
+    error: float
+
+
+def draw_capacity(points: Sequence[Point]) -> Figure:
+    """Error against the number of patterns: one row per n, one panel per degradation, one line per model."""
+    rows, columns = sorted({point.n for point in points}), sorted({point.degradation for point in points})
+    figure, panels = new_panels(len(rows), len(columns), width=3.2, height=2.9, sharey=True)
+    for row, n in enumerate(rows):
+        for panel, degradation in zip(panels[row], columns, strict=True):
+            here = [point for point in points if (point.n, point.degradation) == (n, degradation)]
+            for model in sorted({point.model for point in here}, key=MODELS.index):
+                counts, errors = _by_seed([point for point in here if point.model == model])
+                draw_band(panel, counts, errors, colour(model), model_name(model, "memory"))
+            panel.set_title(f"n = {n}, {per_cent(degradation, 0)} of bits lost", fontsize="medium")
+            panel.axhline(1, color="0.4", linewidth=0.9, linestyle="--")
+            panel.set(xlabel="patterns", ylim=(0, 40))
+            panel.spines[["top", "right"]].set_visible(False)
+        panels[row][0].set_ylabel("error, %")
+    shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 2.4))
+    return figure
+
+
+def _by_seed(points: Sequence[Point]) -> tuple[Tensor, Tensor]:
+    """The numbers of patterns that all seeds have, and the error in per cent, one row per seed."""
+    seeds = sorted({point.seed for point in points})
+    errors = {(point.seed, point.patterns): 100 * point.error for point in points}
+    counts = [p for p in sorted({point.patterns for point in points}) if all((seed, p) in errors for seed in seeds)]
+    return torch.tensor(counts), torch.tensor([[errors[seed, count] for count in counts] for seed in seeds])
 
 
 def draw_episode(ts: Tensor, xs: Tensor, query: Tensor, target: Tensor, order: Tensor, asked: Tensor) -> Figure:

@@ -6,6 +6,7 @@ the recalled pattern (batch, n), by its signs. Nothing is carried over between e
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -18,11 +19,20 @@ from ncode.dynamics import Function
 from ncode.errors import check_choice
 from ncode.models import PlasticMemory
 
-Model = Literal["ncode", "data-control", "ode-rnn", "lstm", "lstm-miconi"]
-MODELS: tuple[Model, ...] = get_args(Model)
+PaperModel = Literal["ncode", "data-control", "ode-rnn", "lstm", "lstm-miconi"]
+RuleModel = Literal["delta", "hebb-held", "oja-held", "delta-held"]
+Model = Literal[PaperModel, RuleModel, "nearest"]
+PAPER_MODELS: tuple[PaperModel, ...] = get_args(PaperModel)
+RULE_MODELS: tuple[RuleModel, ...] = get_args(RuleModel)
+MODELS: tuple[Model, ...] = (*PAPER_MODELS, *RULE_MODELS, "nearest")
 
 HOLD = 2.0  # diagonal of the plastic weights at the start of an episode, at first: a neuron keeps its sign
 SOLVER_STEPS = 1  # Runge-Kutta steps per presentation
+# Where the six numbers of the self-correcting memories start.
+RULE_START = {"strength": 3.5, "hold": -1.0, "gain": 5.0, "leak": 1.0, "shared": True}
+HEBB_START = {**RULE_START, "strength": 1.5}
+QUERY_TIME = 4.0  # seconds, of memories whose bits are held
+HELD_STEPS = 2  # Runge-Kutta steps per presentation in these
 LSTM_STEPS = 5  # time steps per pattern, and for the query
 
 
@@ -108,14 +118,41 @@ class ClampedLSTMMemory(nn.Module):
         return h[:, : query.shape[1]]
 
 
-def build_memory(name: str, n: int, *, scale: float = 1e-3, units: int = 5000) -> nn.Module:
+class NearestPattern(nn.Module):
+    """The stimulus that agrees best with the query: no memory of the patterns can do better on average."""
+
+    def forward(self, stimuli: Tensor, query: Tensor) -> Tensor:
+        best = torch.einsum("bpn,bn->bp", stimuli, query).argmax(1)
+        return stimuli[torch.arange(len(query), device=query.device), best]
+
+
+def build_rule(name: str, n: int, query_time: float) -> PlasticMemory:
+    """A memory by Hebb's, Oja's or the delta rule whose neurons are all alike.
+
+    "delta" sees episodes as ncode does. In the others, bits that are given are held while they are shown, and theta is
+    constant during the query.
+    """
+    rule, _, held = name.partition("-")
+    start = HEBB_START if rule == "hebb" else RULE_START
+    how = {"clamp": True, "frozen_query": True, "query_time": query_time} if held else {}
+    return PlasticMemory(n, solver_steps=HELD_STEPS if held else SOLVER_STEPS, rule=rule, **start, **how)
+
+
+def build_memory(
+    name: str, n: int, *, scale: float = 1e-3, units: int = 5000, query_time: float = QUERY_TIME
+) -> nn.Module:
     """The model of that name, for patterns of n bits. ncode, data-control and ode-rnn have 2 n^2 parameters each.
 
     Args:
         scale: Initial size of the weights of ncode, data-control and ode-rnn.
         units: Hidden units of an LSTM.
+        query_time: Seconds of the query, for memories whose bits are held.
     """
     match check_choice("model", name, MODELS):
+        case "delta" | "hebb-held" | "oja-held" | "delta-held":
+            return build_rule(name, n, query_time)
+        case "nearest":
+            return NearestPattern()
         case "ncode":
             return PlasticMemory(n, scale, HOLD, SOLVER_STEPS)
         case "data-control":
@@ -128,8 +165,13 @@ def build_memory(name: str, n: int, *, scale: float = 1e-3, units: int = 5000) -
             return ClampedLSTMMemory(n, units)
 
 
-def evaluations(name: str, presentations: int) -> int:
+def evaluations(name: str, presentations: int, query_time: float = QUERY_TIME) -> int:
     """Evaluations of the field, or time steps of an LSTM, per episode."""
+    if name == "nearest":
+        return 0
+    if name.endswith("-held"):
+        duration = PlasticMemory.presentation_time
+        return 4 * (HELD_STEPS * presentations + math.ceil(query_time * HELD_STEPS / duration))
     return (LSTM_STEPS if name.startswith("lstm") else 4 * SOLVER_STEPS) * (presentations + 1)
 
 
