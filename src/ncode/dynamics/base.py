@@ -41,6 +41,8 @@ class Product:
         rho: The name of the activation.
         columns: None if the control is the matrix (m, m) itself. Otherwise W is sparse: the control (m, k) holds the k
             values of each row, and `columns` (m, k) their positions.
+        blocks: A function of the control (..., *shape) that returns square blocks (..., n, b, b), if W is
+            block-diagonal with these n blocks. Default: None, and W is what `control` and `columns` say.
 
     >>> import ncode
     >>> ncode.dynamics.Recurrent(8).structure.rho
@@ -50,6 +52,7 @@ class Product:
     control: str
     rho: str = "identity"
     columns: Tensor | None = None
+    blocks: Callable[[Tensor], Tensor] | None = None
 
 
 Structure = Product | None
