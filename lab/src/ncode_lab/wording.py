@@ -24,6 +24,14 @@ MODEL_NAMES = {
     "ode-rnn": "ODE-RNN",
     "lstm": "LSTM",
     "lstm-miconi": "LSTM, Miconi's settings",
+    # Tracking.
+    "skew": "skew control",
+    "skew-blocks": "skew control, blocks",
+    "skew-planes": "skew control, planes",
+    "dense": "dense control",
+    "diagonal": "diagonal control",
+    "diagonal-wide": "diagonal control, wide",
+    "lstm-wide": "LSTM, wide",
     # Autoencoders.
     "auton-code": "AutoN-CODE",
     "ae": "AE",

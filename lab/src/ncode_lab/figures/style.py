@@ -33,6 +33,14 @@ COLOURS = {
     "ode-rnn": "#E69F00",
     "lstm": "#CC79A7",
     "lstm-miconi": "#8C564B",
+    # Tracking.
+    "skew": "#0072B2",
+    "skew-blocks": "#56B4E9",
+    "skew-planes": "#009E73",
+    "dense": "#D55E00",
+    "diagonal": "#7f7f7f",
+    "diagonal-wide": "#000000",
+    "lstm-wide": "#8C564B",
     # Autoencoders.
     "auton-code": "#0072B2",
     "ae": "#E69F00",
