@@ -91,7 +91,7 @@ def main() -> None:
         write(measure(2, 8, 4, 2, options), options)
         return
     sizes = [(batch, count, 24, b) for b in (24, 6) for batch in (1, 64) for count in (16, 256, 4096)]
-    sizes = [size for size in sizes if size[0] * size[1] * size[2] * size[3] < 4e7]
+    sizes = [size for size in sizes if size[0] * size[1] * size[2] * size[3] < 1e7]
     write([row for size in sizes for row in measure(*size, options)], options)
 
 

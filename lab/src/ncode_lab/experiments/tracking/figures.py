@@ -21,6 +21,7 @@ TITLES = {
     "mod7": "sums modulo 7",
 }
 DASHED = ("lstm", "lstm-wide")
+WIDTHS = {"skew": 4.0}  # below other lines that are right everywhere too
 
 
 def draw_lengths(results: Sequence[Result]) -> Figure:
@@ -51,8 +52,8 @@ def _draw(panel: Axes, results: Sequence[Result]) -> None:
         if same:
             shared = sorted(set.intersection(*(set(points) for points in same)))
             rows = torch.tensor([[100 * points[length] for length in shared] for points in same])
-            style = "--" if model in DASHED else "-"
-            draw_band(panel, torch.tensor(shared), rows, colour(model), model_name(model, "tracking"), linestyle=style)
+            style = {"linestyle": "--" if model in DASHED else "-", "linewidth": WIDTHS.get(model, 1.5)}
+            draw_band(panel, torch.tensor(shared), rows, colour(model), model_name(model, "tracking"), **style)
     panel.set(xscale="log", xlabel="letters", ylim=(0, 104), xlim=(10, None))
     panel.spines[["top", "right"]].set_visible(False)
 
