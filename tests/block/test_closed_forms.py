@@ -13,6 +13,10 @@ LINEAR = {
     "dense": lambda: ncode.dynamics.Linear(4),
     "sparse": lambda: ncode.dynamics.SparseLinear(4, 2),
     "augmented": lambda: ncode.dynamics.Augmented(ncode.dynamics.Linear(6), zeros=2),
+    "diagonal": lambda: ncode.dynamics.BlockLinear(4),
+    "blocks": lambda: ncode.dynamics.BlockLinear(4, block=2),
+    "skew": lambda: ncode.dynamics.Skew(4),
+    "skew blocks": lambda: ncode.dynamics.Augmented(ncode.dynamics.Skew(6, block=3), zeros=2),
 }
 
 
@@ -48,9 +52,10 @@ def test_a_linear_flow_is_exact_values_and_gradients(dynamics, controller):
         torch.testing.assert_close(exact.theta, generic.theta)
 
 
-def test_a_linear_flow_may_have_times_of_each_samples_own():
-    block = ncode.NCODE(ncode.dynamics.Linear(3)).double()
-    x, t1 = torch.randn(2, 3, dtype=DOUBLE), torch.tensor([0.5, 2.0], dtype=DOUBLE, requires_grad=True)
+@pytest.mark.parametrize("dynamics", [ncode.dynamics.Linear(4), ncode.dynamics.Skew(4, 2)])
+def test_a_linear_flow_may_have_times_of_each_samples_own(dynamics):
+    block = ncode.NCODE(dynamics).double()
+    x, t1 = torch.randn(2, 4, dtype=DOUBLE), torch.tensor([0.5, 2.0], dtype=DOUBLE, requires_grad=True)
     exact, generic = block.solve(x, t1=t1).x, block.solve(x, t1=t1, **TIGHT).x
     torch.testing.assert_close(exact, generic, rtol=1e-7, atol=1e-9)
     grads = [torch.autograd.grad(end.sum(), t1)[0] for end in (exact, generic)]

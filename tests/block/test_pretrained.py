@@ -34,6 +34,7 @@ BLOCKS = {
     "NODE": lambda: ncode.NCODE(ncode.dynamics.MLP(2, hidden=(4, 5), time=True), rtol=1e-5),
     "PID": lambda: ncode.NCODE(ncode.dynamics.MLP(2), step_rule=ncode.PID(p=0.2)),
     "second order": lambda: ncode.NCODE(ncode.dynamics.SecondOrder(ncode.dynamics.MLP(4, out=2), nn.Linear(2, 2))),
+    "skew": lambda: ncode.NCODE(ncode.dynamics.Skew(2), ncode.OpenLoop(nn.Linear(2, 4)), t1=10.0),
     "sparse": lambda: ncode.NCODE(ncode.dynamics.SparseLinear(2, 1, seed=3), ncode.OpenLoop(nn.Linear(2, 4)), t1=10.0),
     "closed loop": lambda: ncode.NCODE(
         ncode.dynamics.MLP(2),

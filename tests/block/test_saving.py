@@ -300,6 +300,7 @@ HUGE = {
     "on a named device": linear(in_features=10**12, device="cpu"),
     "mlp": block({"hidden": [10**12]}),
     "recurrent": block() | {"dynamics": {"class": "ncode.Recurrent", "n": 10**6}},
+    "skew": block() | {"dynamics": {"class": "ncode.Skew", "m": 10**6}},
     "sparse": block() | {"dynamics": {"class": "ncode.SparseLinear", "m": 10**6}},
     "time-varying": block(controller={"class": "ncode.TimeVarying", "terms": 10**11}),
     "embedding": {"class": "torch.nn.Embedding", "num_embeddings": 10**12, "embedding_dim": 1},

@@ -115,7 +115,17 @@ def test_a_scan_is_chosen_for_many_small_matrices():
     assert not scan_is_faster(torch.empty(4, 64, 64, 64))
 
 
-@pytest.mark.parametrize("dynamics", [ncode.dynamics.Linear(3), ncode.dynamics.SparseLinear(3, 2)])
+@pytest.mark.parametrize(
+    "dynamics",
+    [
+        ncode.dynamics.Linear(4),
+        ncode.dynamics.SparseLinear(4, 2),
+        ncode.dynamics.BlockLinear(4, 2),
+        ncode.dynamics.Skew(4),
+        ncode.dynamics.Skew(4, 2),
+    ],
+    ids=lambda it: f"{type(it).__name__}-{it.control_shapes['weight']}",
+)
 @pytest.mark.parametrize("t", [(0.0, 4.0), (3.5, 0.3)])
 def test_a_block_along_a_piecewise_constant_path_is_solved_exactly(dynamics, t):
     torch.manual_seed(0)
@@ -123,7 +133,7 @@ def test_a_block_along_a_piecewise_constant_path_is_solved_exactly(dynamics, t):
     size = math.prod(dynamics.control_shapes["weight"])
     block = ncode.NCODE(dynamics, ncode.InputControl(nn.Linear(2, size)), *t).double()
     assert "matrix exponentials" in repr(block)
-    x, found = torch.randn(4, 3, dtype=DOUBLE, requires_grad=True), []
+    x, found = torch.randn(4, 4, dtype=DOUBLE, requires_grad=True), []
     ts = torch.linspace(*t, 6, dtype=DOUBLE)[1:-1] + 0.01
     for options in ({}, {"exact": False, "rtol": 1e-9, "atol": 1e-11}):
         path = ncode.paths.constant(values, lengths=torch.tensor([5, 2, 3, 1]))

@@ -5,7 +5,18 @@ import torch
 from torch import nn
 
 import ncode
-from ncode.dynamics import MLP, Augmented, ConvBlock, Function, Linear, Recurrent, SecondOrder, SparseLinear
+from ncode.dynamics import (
+    MLP,
+    Augmented,
+    BlockLinear,
+    ConvBlock,
+    Function,
+    Linear,
+    Recurrent,
+    SecondOrder,
+    Skew,
+    SparseLinear,
+)
 from ncode.errors import format_value
 
 FLAGS = torch.tensor([True, False])
@@ -19,6 +30,10 @@ SIZES = {
     "Linear": lambda size: ncode.NCODE(Linear(size)),
     "Recurrent": lambda size: ncode.NCODE(Recurrent(size)),
     "SparseLinear": SparseLinear,
+    "BlockLinear": lambda size: ncode.NCODE(BlockLinear(size)),
+    "BlockLinear block": lambda size: ncode.NCODE(BlockLinear(6, block=size)),
+    "Skew": lambda size: ncode.NCODE(Skew(size)),
+    "Skew block": lambda size: ncode.NCODE(Skew(6, block=size)),
     "Function": lambda size: ncode.NCODE(Function(lambda t, x, theta: x, (size,))),
 }
 

@@ -21,6 +21,7 @@ EXPERIMENTS: Mapping[str, tuple[str, ...]] = {
     "reflection": ("--steps", "12"),
     "annuli": ("--steps", "8"),
     "vanderpol": ("--steps", "8"),
+    "tracking": ("--models", "skew", "lstm", "--steps", "12", "--rival-steps", "12"),
     "memory": ("--episodes", "32", "--rival-episodes", "32"),
 }
 GRID = ("--grid", "lr=0.01,0.02", "hidden=2,4")

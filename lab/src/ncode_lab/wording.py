@@ -32,6 +32,14 @@ MODEL_NAMES = {
     "oja-held": "Oja's rule, bits held",
     "delta-held": "delta rule, bits held",
     "nearest": "nearest pattern (optimum)",
+    # Tracking.
+    "skew": "skew control",
+    "skew-blocks": "skew control, blocks",
+    "skew-planes": "skew control, planes",
+    "dense": "dense control",
+    "diagonal": "diagonal control",
+    "diagonal-wide": "diagonal control, wide",
+    "lstm-wide": "LSTM, wide",
     # Autoencoders.
     "auton-code": "AutoN-CODE",
     "ae": "AE",

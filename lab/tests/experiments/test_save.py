@@ -25,6 +25,7 @@ MODELS = {
     "reflection": ("open-loop", "closed-loop"),
     "annuli": ("anode",),
     "vanderpol": ("constant", "dynamic"),
+    "tracking": ("skew", "diagonal-wide", "lstm"),
     "memory": ("ncode", "data-control", "ode-rnn", "lstm", "lstm-miconi"),
     "classification": ("ncode", "gamma-alone"),
     "autoencode": ("auton-code", "ae", "vae", "sparse"),

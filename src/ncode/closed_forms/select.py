@@ -63,15 +63,17 @@ class LinearForm:
         return ClosedFormResult(*self._flow(x0, theta[self.product.control].to(x0.dtype), save_at), lambda: theta)
 
     def _flow(self, x0: Tensor, w: Tensor, save_at: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        t0, t1, columns = self.t0, self.t1, self.product.columns
+        t0, t1, columns, blocks = self.t0, self.t1, self.product.columns, self.product.blocks
         if not isinstance(t0, Tensor) and not isinstance(t1, Tensor):
             if w.dim() == 2 and (save_at is None or save_at.dim() == 1):
-                return _shared_flow(w, columns, x0, float(t0), float(t1), save_at)
+                return _shared_flow(_as_blocks(w.double(), self.product), x0, float(t0), float(t1), save_at)
             if columns is not None and save_at is None and not self.second_derivatives and kernels_fit(w, columns):
                 from ._linear_kernels import flow
 
                 return flow(w.expand(len(x0), *w.shape[-2:]), columns, x0, float(t1) - float(t0)), None
         w = w.expand(len(x0), *w.shape[-2:])
+        if blocks is not None:
+            return _linear_by_blocks(blocks(w), x0, t0, t1, save_at)
         formulation = "matrix" if self.second_derivatives else "auto"
         return linear_flow(w, x0, t0, t1, columns=columns, save_at=save_at, formulation=formulation)
 
@@ -99,8 +101,7 @@ class PiecewiseForm:
         ts = None if save_at is None else check_saved(save_at, t0.detach(), t1.detach())[1]
         times, place = self._divide(t0, t1, ts)
         w = self._control_at((times[:, 1:] + times[:, :-1]).detach() / 2)[self.product.control].to(x0.dtype)
-        columns = self.product.columns
-        xs = piecewise_linear_flow(w if columns is None else dense_rows(w, columns), x0, times)
+        xs = _piecewise_by_blocks(_as_blocks(w, self.product), x0, times)
         end = t1.detach()[:, None]
         last = lambda: {name: value[:, 0] for name, value in self._control_at(end).items()}  # noqa: E731
         if ts is None:
@@ -187,7 +188,7 @@ def closed_form(
             return LinearForm(structure, t0, t1, second_derivatives=options.gradient == "autograd")
         case Product(rho="identity", gain=None, leak=None), FollowsPath() if options.dt is None:
             return PiecewiseForm(structure, motion.control, t0, t1)
-        case Product(columns=None), OuterProduct() if structure.control == motion.control:
+        case Product(columns=None, blocks=None), OuterProduct() if structure.control == motion.control:
             # Steps must be explicit, fixed, forward in time and not too many.
             method = options.tableau
             if isinstance(t0, Tensor) or isinstance(t1, Tensor) or options.dt is None or not t1 > t0:
@@ -224,15 +225,44 @@ def _has_triton(device: int) -> bool:
     return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 0)
 
 
-def _shared_flow(
-    w: Tensor, columns: Tensor | None, x0: Tensor, t0: float, t1: float, ts: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """The flow of one matrix that all samples share: one exponential per time."""
-    x, a = x0.double(), w.double() if columns is None else dense_rows(w.double(), columns)
-    end = (x @ torch.linalg.matrix_exp(a * (t1 - t0)).mT).to(x0.dtype)
+def _as_blocks(w: Tensor, product: Product) -> Tensor:
+    """The matrices of a control as blocks (..., n, b, b); one block (..., 1, m, m) unless they are block-diagonal."""
+    if product.blocks is not None:
+        return product.blocks(w)
+    return (w if product.columns is None else dense_rows(w, product.columns)).unsqueeze(-3)
+
+
+def _shared_flow(a: Tensor, x0: Tensor, t0: float, t1: float, ts: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The flow of one matrix that all samples share, given by its blocks (n, b, b): one exponential per time."""
+    x = x0.double().unflatten(1, (len(a), -1))
+    end = torch.einsum("nij,bnj->bni", torch.linalg.matrix_exp(a * (t1 - t0)), x).flatten(1).to(x0.dtype)
     if ts is None:
         return end, None
     missing = ts.detach().isnan()
     since = torch.where(missing, t0, ts.to(a)) - t0  # nan would reach gradients, even multiplied by 0
-    xs = torch.einsum("tij,bj->bti", torch.linalg.matrix_exp(a * since[:, None, None]), x).to(x0.dtype)
+    e = torch.linalg.matrix_exp(a * since[:, None, None, None])
+    xs = torch.einsum("tnij,bnj->btni", e, x).flatten(2).to(x0.dtype)
     return end, torch.where(missing[:, None], torch.nan, xs)
+
+
+def _linear_by_blocks(
+    a: Tensor, x0: Tensor, t0: float | Tensor, t1: float | Tensor, save_at: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The flow of block-diagonal matrices with blocks (batch, n, b, b): each block is a sample of its own."""
+    n, b = a.shape[1:3]
+    t0, t1 = (t.repeat_interleave(n) if isinstance(t, Tensor) and t.dim() else t for t in (t0, t1))
+    ts = save_at.repeat_interleave(n, 0) if save_at is not None and save_at.dim() == 2 else save_at
+    flow = linear_flow(a.flatten(0, 1), x0.reshape(-1, b), t0, t1, save_at=ts)
+    return flow.x.reshape(x0.shape), None if flow.xs is None else _join_blocks(flow.xs, n)
+
+
+def _piecewise_by_blocks(a: Tensor, x0: Tensor, times: Tensor) -> Tensor:
+    """The same for matrices that change from interval to interval, with blocks (batch, K, n, b, b)."""
+    n, b = a.shape[2:4]
+    xs = piecewise_linear_flow(a.transpose(1, 2).flatten(0, 1), x0.reshape(-1, b), times.repeat_interleave(n, 0))
+    return _join_blocks(xs, n)
+
+
+def _join_blocks(xs: Tensor, n: int) -> Tensor:
+    """The states (batch n, T, b) of n blocks per sample as states (batch, T, m)."""
+    return xs.reshape(xs.shape[0] // n, n, *xs.shape[1:]).transpose(1, 2).flatten(2)

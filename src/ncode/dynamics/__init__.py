@@ -2,6 +2,7 @@
 
 from .._modules import Shape, Shapes, Theta
 from .base import Dynamics, Product
+from .blocks import BlockLinear, Skew
 from .cde import CDE
 from .conv_block import ConvBlock
 from .linear import Linear, Recurrent, SparseLinear
@@ -12,6 +13,7 @@ __all__ = [
     "CDE",
     "MLP",
     "Augmented",
+    "BlockLinear",
     "ConvBlock",
     "Dynamics",
     "Function",
@@ -21,6 +23,7 @@ __all__ = [
     "SecondOrder",
     "Shape",
     "Shapes",
+    "Skew",
     "SparseLinear",
     "Theta",
 ]

@@ -44,6 +44,8 @@ class Product:
         columns: None if the control is the matrix (m, m) itself. Otherwise W is sparse: the control (m, k) holds the k
             values of each row, and `columns` (m, k) their positions.
         gain, leak: A number or a tensor (). None: 1 and 0.
+        blocks: A function of the control (..., *shape) that returns square blocks (..., n, b, b), if W is
+            block-diagonal with these n blocks. Default: None, and W is what `control` and `columns` say.
 
     >>> import ncode
     >>> ncode.dynamics.Recurrent(8).structure.rho
@@ -55,6 +57,7 @@ class Product:
     columns: Tensor | None = None
     gain: float | Tensor | None = None
     leak: float | Tensor | None = None
+    blocks: Callable[[Tensor], Tensor] | None = None
 
 
 Structure = Product | None

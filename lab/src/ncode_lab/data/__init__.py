@@ -11,9 +11,11 @@ from .images import Images, ImageSets, Normalisation, hold_out
 from .own import OwnData, check_consent, describe, load_own, own_name, summarise
 from .problems import Episodes, Points, annuli, episodes, oscillation, reflection
 from .sampling import augment, batch_indices, batches_per_epoch, stream
+from .words import GROUPS, Words, products, words
 
 __all__ = [
     "DATASETS",
+    "GROUPS",
     "Episodes",
     "ImageSets",
     "Images",
@@ -21,6 +23,7 @@ __all__ = [
     "Normalisation",
     "OwnData",
     "Points",
+    "Words",
     "annuli",
     "augment",
     "batch_indices",
@@ -38,7 +41,9 @@ __all__ = [
     "load_own",
     "oscillation",
     "own_name",
+    "products",
     "reflection",
     "stream",
     "summarise",
+    "words",
 ]

@@ -1,4 +1,4 @@
-"""The experiments of the paper, with their settings, models, training and figures; `coding` has all autoencoders."""
+"""The experiments: settings, models, training and figures; `coding` has all autoencoders."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ _CLASSES = {
     "annuli": "annuli.experiment:Annuli",
     "vanderpol": "vanderpol.experiment:VanDerPol",
     "memory": "memory.experiment:Memory",
+    "tracking": "tracking.experiment:Tracking",
     "classification": "classification.experiment:Classification",
     "autoencode": "coding.autoencode:Autoencode",
     "generate": "coding.generate:Generate",

@@ -68,7 +68,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Experiment(ABC):
-    """An experiment of the paper. Its fields are its settings, and options of the command line.
+    """An experiment. Its fields are its settings, and options of the command line.
 
     A subclass is a frozen dataclass, in a folder of its own.
 
@@ -78,7 +78,7 @@ class Experiment(ABC):
         question: A paragraph for the report: the question, and what a reader should look for.
         presets: Changes to the defaults for "smoke" (seconds), "quick" (about a minute on two cores), "full" (our best
             recipe) and "paper" (the paper's own settings). An experiment without a recipe of ours has no "full", and
-            uses "paper" for it.
+            uses "paper" for it; one that is not in the paper has no "paper", and uses "full" for it.
         columns: The metrics that tables show.
         paper: The paper's own numbers.
         renamed: Settings that earlier versions called otherwise, by their old names.
@@ -188,7 +188,8 @@ class Experiment(ABC):
 
     @classmethod
     def _changes(cls, preset: str) -> Mapping[str, Any]:
-        return cls.presets.get(preset, cls.presets["paper"])
+        other = {"full": "paper", "paper": "full"}
+        return cls.presets[preset if preset in cls.presets else other[preset]]
 
 
 def _has_type(value: Any, hint: Any) -> bool:

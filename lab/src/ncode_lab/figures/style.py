@@ -41,6 +41,14 @@ COLOURS = {
     "oja-held": "#009E73",
     "delta-held": "#D55E00",
     "nearest": "#000000",
+    # Tracking.
+    "skew": "#0072B2",
+    "skew-blocks": "#56B4E9",
+    "skew-planes": "#009E73",
+    "dense": "#D55E00",
+    "diagonal": "#7f7f7f",
+    "diagonal-wide": "#000000",
+    "lstm-wide": "#8C564B",
     # Autoencoders.
     "auton-code": "#0072B2",
     "ae": "#E69F00",
