@@ -185,6 +185,11 @@ def _explain_errors(system: System, t: Tensor, z: State, theta: Sequence[Tensor]
     except (RuntimeError, TypeError, IndexError, InputError) as error:
         if "in-place" in str(error) or "inplace" in str(error):
             raise InputError(CHANGES_ARGUMENT) from error
+        if isinstance(error, RuntimeError) and "dtype" in str(error):
+            raise InputError(
+                f"the dynamics, feedback or cost mix x of {z[0].dtype} with another dtype ({error}): use one precision, as"
+                " with net.to(x0.dtype) or x0.to(dtype)"
+            ) from error
         ones = [1] * (z[0].dim() - 1)
         if ones and _fails_by_shape_of_time(error, system, t, t.reshape(-1, *ones), z, theta):
             column = "t[:, None]" if len(ones) == 1 else f"t.reshape(-1, {', '.join(map(str, ones))})"
