@@ -331,3 +331,9 @@ def test_a_loss_of_no_samples_has_a_backward(controller):
 def test_an_empty_batch_may_have_times_of_its_own():
     sol = ncode.solve(untouched, torch.zeros(0, 2), torch.zeros(0), torch.ones(0), save_at=torch.zeros(0, 4))
     assert sol.xs.shape == (0, 4, 2)
+
+
+def test_dynamics_in_another_precision_than_x_are_refused():
+    net = torch.nn.Linear(2, 2)
+    with pytest.raises(ncode.InputError, match=r"x of torch.float64 with another dtype .* net.to\(x0.dtype\)"):
+        ncode.solve(lambda t, x, theta: net(x), torch.ones(3, 2, dtype=torch.float64), 0.0, 1.0)

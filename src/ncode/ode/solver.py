@@ -187,8 +187,8 @@ def _explain_errors(system: System, t: Tensor, z: State, theta: Sequence[Tensor]
             raise InputError(CHANGES_ARGUMENT) from error
         if isinstance(error, RuntimeError) and "dtype" in str(error):
             raise InputError(
-                f"the dynamics, feedback or cost mix x of {z[0].dtype} with another dtype ({error}): use one precision, as"
-                " with net.to(x0.dtype) or x0.to(dtype)"
+                f"the dynamics, feedback or cost mix x of {z[0].dtype} with another dtype ({error}): use one precision,"
+                " by net.to(x0.dtype) or x0.to(dtype)"
             ) from error
         ones = [1] * (z[0].dim() - 1)
         if ones and _fails_by_shape_of_time(error, system, t, t.reshape(-1, *ones), z, theta):
