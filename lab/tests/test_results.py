@@ -11,7 +11,8 @@ from ncode_lab.training import Result, Trial
 LAB = Path(__file__).parents[1]
 PAGES = [LAB.parent / "README.md", LAB / "README.md", *sorted((LAB / "pages").glob("*.md"))]
 RESULTS = sorted(LAB.glob("results/*/*.json"))
-CHOICES = sorted(LAB.glob("results/choices/*/*.json"))
+CHOICES = sorted(LAB.glob("results/choices/[!m]*/*.json"))  # of autoencoders
+CHOICES_OF_MEMORY = sorted(LAB.glob("results/choices/memory/*.json"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: "-".join(page.parts[-2:]))
@@ -42,6 +43,13 @@ def test_choices_of_the_same_name_have_the_same_settings():
     # The same for all models that have it: a label says whether images were shifted, and for how long.
     for (_, label), settings in found.items():
         assert f"shift {abs(settings['shift'])}, still {settings['still']:g}," in label
+
+
+def test_choices_of_memory_are_named_by_what_was_chosen():
+    for path in CHOICES_OF_MEMORY:
+        settings = read(path).settings
+        assert f"query-time-{settings['query_time']:g}-episodes-{settings['episodes']}-seed" in path.name
+    assert CHOICES_OF_MEMORY
 
 
 def test_every_result_says_how_it_was_made():

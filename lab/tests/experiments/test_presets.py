@@ -12,13 +12,14 @@ from ncode_lab.experiments import EXPERIMENTS, PRESETS, find
 from ncode import InputError
 
 LAB = Path(__file__).parents[2]
+OWN = ("classification", "memory")  # whose preset "full" is a recipe of ours
 CODING = ("autoencode", "generate", "cluster", "interpolate")
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_every_experiment_has_every_preset(name):
     presets = {preset: find(name).preset(preset) for preset in PRESETS}
-    assert (presets["full"] == presets["paper"]) == (name not in ("classification", *CODING))
+    assert (presets["full"] == presets["paper"]) == (name not in (*OWN, *CODING))
 
 
 def test_an_unknown_preset_gets_the_nearest():
@@ -53,7 +54,7 @@ def test_a_run_of_an_earlier_version_is_resumed_with_the_values_it_had(name):
     before = json.loads(json.dumps({**now, **kind.retired}))
     settings, preset = kind.from_record({"settings": before, "preset": "paper"})
     assert settings == kind()
-    assert preset == ("full" if name in ("classification", *CODING) else "paper")
+    assert preset == ("full" if name in (*OWN, *CODING) else "paper")
     assert kind.from_record({"settings": json.loads(json.dumps(now)), "preset": "paper"})[1] == "paper"
 
 
