@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,33 @@ from ..errors import InputError, allocating, check_count
 from .base import Dynamics, Product, Structure, dense_rows
 
 
-class BlockLinear(Dynamics):
+class _Blocks(Dynamics):
+    """dx/dt = W x, where W (m, m) has square blocks on its diagonal, which `blocks` makes of the control."""
+
+    shared_control = True
+    m: int
+
+    def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
+        return _multiply(self.blocks(theta["weight"]), x)
+
+    def jacobian(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
+        """W for each sample, for methods that solve stiff problems."""
+        return self.dense(theta["weight"]).expand(len(x), self.m, self.m)
+
+    @property
+    def structure(self) -> Structure:
+        return Product("weight", blocks=self.blocks)
+
+    @abstractmethod
+    def blocks(self, weight: Tensor) -> Tensor:
+        """Return the blocks (..., m / block, block, block) for the control."""
+
+    def dense(self, weight: Tensor) -> Tensor:
+        """Return the matrices W (..., m, m) for the control."""
+        return _dense(self.blocks(weight))
+
+
+class BlockLinear(_Blocks):
     """dx/dt = W x, where W (m, m) is block-diagonal: m / block square blocks on its diagonal, and zeros elsewhere.
 
     The control are the rows of the blocks, (m, block). With blocks of 1 it is a diagonal, (m, 1), which scales each
@@ -30,34 +58,17 @@ class BlockLinear(Dynamics):
             [0., 0., 7., 8.]])
     """
 
-    shared_control = True
-
     def __init__(self, m: int, block: int = 1):
         super().__init__()
         self.m, self.block = _check_sizes(m, block, smallest=1)
         self.control_shapes, self.state_shape = {"weight": (self.m, self.block)}, (self.m,)
 
-    def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        return _multiply(self.blocks(theta["weight"]), x)
-
-    def jacobian(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """W for each sample, for methods that solve stiff problems."""
-        return self.dense(theta["weight"]).expand(len(x), self.m, self.m)
-
-    @property
-    def structure(self) -> Structure:
-        return Product("weight", blocks=self.blocks)
-
     def blocks(self, weight: Tensor) -> Tensor:
         """Return the blocks (..., m / block, block, block) for the control (..., m, block)."""
         return weight.unflatten(-2, (-1, self.block))
 
-    def dense(self, weight: Tensor) -> Tensor:
-        """Return the matrices W (..., m, m) for the control (..., m, block)."""
-        return _dense(self.blocks(weight))
 
-
-class Skew(Dynamics):
+class Skew(_Blocks):
     """dx/dt = W x, where W (m, m) is antisymmetric, W^T = -W: x turns about the origin, and its norm stays as it is.
 
     The flow from one time to another is a rotation, whatever the control does in between. So a state passes any number
@@ -83,7 +94,6 @@ class Skew(Dynamics):
     tensor(5., grad_fn=<RoundBackward1>)
     """
 
-    shared_control = True
     _positions: Tensor
     _signs: Tensor
 
@@ -100,25 +110,10 @@ class Skew(Dynamics):
         self.register_buffer("_signs", (signs - signs.T).flatten(), persistent=False)
         self.control_shapes, self.state_shape = {"weight": (self.m // self.block, count)}, (self.m,)
 
-    def forward(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        return _multiply(self.blocks(theta["weight"]), x)
-
-    def jacobian(self, t: Tensor, x: Tensor, theta: Theta) -> Tensor:
-        """W for each sample, for methods that solve stiff problems."""
-        return self.dense(theta["weight"]).expand(len(x), self.m, self.m)
-
-    @property
-    def structure(self) -> Structure:
-        return Product("weight", blocks=self.blocks)
-
     def blocks(self, weight: Tensor) -> Tensor:
         """Return the blocks (..., m / block, block, block) for the control (..., m / block, entries of a block)."""
         entries = weight.index_select(-1, self._positions) * self._signs.to(weight.dtype)
         return entries.unflatten(-1, (self.block, self.block))
-
-    def dense(self, weight: Tensor) -> Tensor:
-        """Return the matrices W (..., m, m) for the control (..., m / block, entries of a block)."""
-        return _dense(self.blocks(weight))
 
 
 def _check_sizes(m: int, block: int, smallest: int) -> tuple[int, int]:
