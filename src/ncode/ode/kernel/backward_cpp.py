@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 import torch
 
-from ..tableau import Tableau
 from .driver_cpp import (
     Machine,
     Shape,
@@ -95,8 +94,7 @@ def _function(name: str, arguments: str, printer: Printer) -> str:
 
 def _used_stages(shape: Shape) -> list[int]:
     """The stages on which the end of a step, or a saved value in it, depends."""
-    tableau, used = shape.tableau, set[int]()
-    assert isinstance(tableau, Tableau)
+    tableau, used = shape.explicit, set[int]()
     for i in reversed(range(tableau.stages)):
         if tableau.b[i] or (shape.saved and any(tableau.dense[i])) or any(tableau.a[j][i] for j in used if j > i):
             used.add(i)
@@ -105,15 +103,15 @@ def _used_stages(shape: Shape) -> list[int]:
 
 def _pull_step(lowered: Lowered, shape: Shape, keep: bool, time: bool) -> list[str]:
     """One step again, stage by stage, and its pullback, last stage first."""
-    assert isinstance(shape.tableau, Tableau)
     used, lines = _used_stages(shape), _pull_saved(shape) if shape.saved else []
     for i in used:
         lines += _evaluate(shape, i, f"c.stage[{i if keep else 0}]")
     lines += ["    LOOP for (int d = 0; d < D; d++) sum[d] = spread(0);", "    V dh = spread(0), dt = spread(0);"]
     stages = [f"c.stage[{i}]" for i in used]
-    if shape.saved and shape.tableau.dense_needs_end:
+    if shape.saved and shape.explicit.dense_needs_end:
         stages.append("c.stage[S]" if keep else "c.stage[0]")
-        lines += _pull_end(lowered, shape, stages[-1], keep)
+        lines += _pull_end(shape, stages[-1])
+        lines += [] if keep else _accumulate(lowered, shape, stages[-1:])
     for i in reversed(used):
         stage = f"c.stage[{i if keep else 0}]"
         if not keep and (i != used[-1] or len(stages) > len(used)):
@@ -129,31 +127,28 @@ def _pull_step(lowered: Lowered, shape: Shape, keep: bool, time: bool) -> list[s
 
 def _pull_saved(shape: Shape) -> list[str]:
     """The gradients of the slopes, `us`, and of the state, `own`, from the saved values that a step passed."""
-    assert isinstance(shape.tableau, Tableau)
-    rows = [i for i, row in enumerate(shape.tableau.dense) if any(row)]
-    lines = [_PULL_SAVED.replace("GET", _get_saved(shape)), *saved_weights(shape.tableau)]
+    tableau = shape.explicit
+    rows = [i for i, row in enumerate(tableau.dense) if any(row)]
+    lines = [_PULL_SAVED.replace("GET", _get_saved(shape)), *saved_weights(tableau)]
     total = " ".join(f"us[{i}][d] += w[{i}] * passed[d];" for i in rows)
     lines.append(f"      LOOP for (int d = 0; d < SHOWN; d++) {{ own[d] += passed[d]; {total} }}")
     text = "\n".join([*lines, "      back += counts(gone | due);", "    }"])
-    return [text.replace("WEIGHTS", str(len(shape.tableau.dense)))]
+    return [text.replace("WEIGHTS", str(len(tableau.dense)))]
 
 
 def _get_saved(shape: Shape) -> str:
     return "\n".join(move_saved(shape, "get_at", "passed", "saved_gradient", "back", "due"))
 
 
-def _pull_end(lowered: Lowered, shape: Shape, stage: str, keep: bool) -> list[str]:
+def _pull_end(shape: Shape, stage: str) -> list[str]:
     """The pullback of the slope at the end of a step, which dense output uses."""
-    tableau = shape.tableau
-    assert isinstance(tableau, Tableau)
     return [
-        f"    LOOP for (int d = 0; d < D; d++) {stage}.z[d] = z[d] + hs * ({weighted(tableau.b)});",
+        f"    LOOP for (int d = 0; d < D; d++) {stage}.z[d] = z[d] + hs * ({weighted(shape.explicit.b)});",
         f"    {stage}.t[0] = c.clock(t + h);",
-        f"    primal(c, {stage}, k[0]);" if keep else f"    {{ V unused[D]; primal(c, {stage}, unused); }}",
+        f"    {{ V unused[D]; primal(c, {stage}, unused); }}",
         f"    LOOP for (int d = 0; d < D; d++) {stage}.g[d] = d < SHOWN ? hs * us[S][d] : spread(0);",
         f"    {{ V last[D]; adjoint(c, {stage}, last, &tau, &eta);",
         "    LOOP for (int d = 0; d < D; d++) g[d] = choose(act, g[d] + last[d], g[d]); }",
-        *([] if keep else _accumulate(lowered, shape, [stage])),
     ]
 
 
@@ -172,8 +167,7 @@ def _pull_whole_step(lowered: Lowered, shape: Shape) -> list[str]:
 
 def _evaluate(shape: Shape, i: int, stage: str) -> list[str]:
     """The slope k of a stage, and what its pullback needs."""
-    tableau = shape.tableau
-    assert isinstance(tableau, Tableau)
+    tableau = shape.explicit
     total = f"z[d] + hs * ({weighted(tableau.a[i])})" if any(tableau.a[i]) else "z[d]"
     return [
         f"    LOOP for (int d = 0; d < D; d++) {stage}.z[d] = {total};",
@@ -183,9 +177,7 @@ def _evaluate(shape: Shape, i: int, stage: str) -> list[str]:
 
 
 def _pull_stage(shape: Shape, i: int, stage: str, time: bool) -> list[str]:
-    tableau = shape.tableau
-    assert isinstance(tableau, Tableau)
-    used = _used_stages(shape)
+    tableau, used = shape.explicit, _used_stages(shape)
     later = [(j, tableau.a[j][i]) for j in used if j > i and tableau.a[j][i]]
     parts = [f"real({tableau.b[i]!r}) * g[d]"] * bool(tableau.b[i])
     parts += [f"real({w!r}) * m[{j}][d]" for j, w in later]

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import torch
 
+from ...errors import Status
 from ..implicit_tableau import RosenbrockTableau
 from ..tableau import Tableau
 from .emit_cpp import Printer
@@ -30,7 +31,6 @@ class Work(NamedTuple):
 class Machine:
     """What differs between machines."""
 
-    name: str
     prelude: Callable[[torch.dtype, Work], str]  # types and functions
     settings: str  # more members of `Settings`
     memory: str  # `Place`, a block's samples; their numbers in memory; the tape
@@ -48,8 +48,13 @@ class Shape:
     controls: tuple[int, ...]  # elements of each constant of a sample
     tableau: Tableau | RosenbrockTableau
     fixed: bool
-    shifted: bool  # whether t0 is not 0
     saved: int = 0  # leaves of z that are saved at given times; 0 without such times
+
+    @property
+    def explicit(self) -> Tableau:
+        """The method, where it is an explicit one."""
+        assert isinstance(self.tableau, Tableau)
+        return self.tableau
 
     @property
     def evaluations(self) -> int:
@@ -60,9 +65,8 @@ class Shape:
     @property
     def needs_end(self) -> bool:
         """Whether an attempt of an explicit method evaluates the slope at its end, which the next one starts with."""
-        tableau = self.tableau
-        assert isinstance(tableau, Tableau)
-        return (not self.fixed and tableau.error_needs_end) or (bool(self.saved) and tableau.dense_needs_end)
+        ends = self.explicit.error_needs_end, self.explicit.dense_needs_end
+        return (not self.fixed and ends[0]) or (bool(self.saved) and ends[1])
 
     @property
     def backward_evaluations(self) -> int:
@@ -76,7 +80,7 @@ class Shape:
 
 
 def declarations(parts: Sequence[Lowered], shape: Shape, machine: Machine) -> str:
-    """Sizes, and `Settings`."""
+    """Sizes, the numbers of statuses, and `Settings`."""
     counts = {
         "D": sum(shape.states),
         "S": shape.evaluations,
@@ -87,7 +91,8 @@ def declarations(parts: Sequence[Lowered], shape: Shape, machine: Machine) -> st
         "SUMS": sum(sum_sizes(parts[0].program)),
     }
     numbers = ", ".join(f"{name} = {count}" for name, count in counts.items())
-    return f"enum {{ {numbers} }};\n" + _SETTINGS.replace("MORE", machine.settings)
+    statuses = ", ".join(f"{it.name} = {int(it)}" for it in Status)
+    return f"enum {{ {numbers} }};\nconstexpr int32_t {statuses};\n" + _SETTINGS.replace("MORE", machine.settings)
 
 
 def shared_buffers(parts: Sequence[Lowered]) -> list[Buffer]:

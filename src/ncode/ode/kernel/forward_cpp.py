@@ -92,17 +92,14 @@ def _step(lowered: Lowered, shape: Shape) -> str:
 def _rosenbrock(shape: Shape) -> list[str]:
     lines = ["    V singular;", "    step(c, c.clock(t), hs, z, z1, e, &singular);"]
     lines += _FIXED_RATIO if shape.fixed else [_SIZE, "    V ratio = norm(c, e, size);"]
-    failed = "    failure = counts(wide(singular != 0)) ? N{} + 6 : failure;"
-    return [*lines, _ACCEPT.format(fixed=str(shape.fixed).lower(), more=failed)]
+    failed = "    failure = counts(wide(singular != 0)) ? N{} + SINGULAR_MATRIX : failure;"
+    return [*lines, _ACCEPT.format(fixed=str(shape.fixed).lower(), failure=failed, save="")]
 
 
 def _explicit(shape: Shape) -> list[str]:
-    tableau = shape.tableau
-    assert isinstance(tableau, Tableau)
-    end = shape.needs_end
-    lines = (
-        ["    LOOP for (int d = 0; d < D; d++) k[0][d] = first[d];"] if end else ["    slope(c, c.clock(t), z, k[0]);"]
-    )
+    tableau, end = shape.explicit, shape.needs_end
+    known = "    LOOP for (int d = 0; d < D; d++) k[0][d] = first[d];"
+    lines = [known if end else "    slope(c, c.clock(t), z, k[0]);"]
     for i in range(1, tableau.stages):
         lines.append(f"    LOOP for (int d = 0; d < D; d++) y[d] = z[d] + hs * ({weighted(tableau.a[i])});")
         lines.append(f"    slope(c, c.clock(t + {tableau.c[i]!r} * h), y, k[{i}]);")
@@ -110,7 +107,8 @@ def _explicit(shape: Shape) -> list[str]:
     if end:
         lines.append(f"    slope(c, c.clock(t + h), z1, k[{tableau.stages}]);")
     lines += _FIXED_RATIO if shape.fixed else [_SIZE, *_estimate(tableau)]
-    lines.append(_ACCEPT.format(fixed=str(shape.fixed).lower(), more="\n".join(_save(shape)) if shape.saved else ""))
+    save = "\n".join(_save(shape)) if shape.saved else ""
+    lines.append(_ACCEPT.format(fixed=str(shape.fixed).lower(), failure="", save=save))
     if end:
         lines.append(
             f"    LOOP for (int d = 0; d < D; d++) first[d] = choose(moved, k[{tableau.stages}][d], first[d]);"
@@ -126,9 +124,9 @@ def _save_start(shape: Shape) -> list[str]:
 
 def _save(shape: Shape) -> list[str]:
     """Dense output at the saved times that a step passes."""
-    assert isinstance(shape.tableau, Tableau)
-    total = " + ".join(f"w[{i}] * k[{i}][d]" for i, row in enumerate(shape.tableau.dense) if any(row))
-    lines = [_SAVE.replace("WEIGHTS", str(len(shape.tableau.dense))), *saved_weights(shape.tableau)]
+    tableau = shape.explicit
+    total = " + ".join(f"w[{i}] * k[{i}][d]" for i, row in enumerate(tableau.dense) if any(row))
+    lines = [_SAVE.replace("WEIGHTS", str(len(tableau.dense))), *saved_weights(tableau)]
     lines.append(f"      LOOP for (int d = 0; d < SHOWN; d++) passed[d] = z[d] + hs * ({total});")
     return [
         *lines,
@@ -207,7 +205,7 @@ _BEGIN = """
   M sound = given;
   LOOP for (int d = 0; d < D; d++) sound &= is_finite(first[d]);
   TM alive = (t1 != 0) & wide(sound);
-  N status = counts(not_(wide(given)) | ((t1 != 0) & not_(wide(sound)))) & 3, accepted = {}, rejected = {};
+  N status = counts(not_(wide(given)) | ((t1 != 0) & not_(wide(sound)))) & NOT_FINITE, accepted = {}, rejected = {};
   V previous = spread(1), earlier = spread(1);"""
 
 
@@ -228,7 +226,7 @@ _ACCEPT = """
     M moved = thin(good);
     T next = planned;
     TM stuck = bad;
-    N failure = N{{}} + 2;
+    N failure = N{{}} + STEP_TOO_SMALL;
     if (!{fixed}) {{
       V positive = maximum_(ratio, spread(real(1e-10))), exponent = log_(positive) * real(p.now);
       if (p.before) exponent += log_(previous) * real(p.before);
@@ -240,13 +238,14 @@ _ACCEPT = """
       TM tiny = absolute(next) <= 10 * EPSILON * largest;
       if (p.low) {{
         TM least = absolute(h) <= p.low * (1 + 1e-9);
-        failure = counts(least) ? N{{}} + 4 : failure;
+        failure = counts(least) ? N{{}} + MIN_DT : failure;
         tiny |= least;
       }}
       stuck = bad & tiny;
     }}
-    failure = counts(wide(is_finite(ratio))) ? failure : N{{}} + 3;
-{more}
+    failure = counts(wide(is_finite(ratio))) ? failure : N{{}} + NOT_FINITE;
+{failure}
+{save}
     TM done = good & last;
     record(p, t, h, z, good, accepted, c);
     t = done ? t1 : (good ? t + h : t);
@@ -261,7 +260,7 @@ _ACCEPT = """
 
 
 _FINISH = """
-  status = counts(alive) ? N{} + 1 : status;
+  status = counts(alive) ? N{} + MAX_STEPS : status;
   put(p.reached, t, c), put(p.size, h, c), put(p.status, status, c);
   put(p.accepted, accepted, c), put(p.rejected, rejected, c);
   put(p.nfe, (accepted + rejected) * (int32_t)S - counts(t1 != 0) * (p.dt ? 1 : 2), c);

@@ -9,7 +9,7 @@ from .math_cpp import prelude
 
 
 def _prelude(dtype: torch.dtype, work: Work) -> str:
-    return prelude(dtype) + "#define FUNCTION_MEMBER inline\n"
+    return prelude(dtype)
 
 
 _SETTINGS = """int64_t chunks, threads;
@@ -134,7 +134,6 @@ _FINISH = """for (int e = 0; e < SUMS; e++) {
       }"""
 
 CPU = Machine(
-    name="cpu",
     prelude=_prelude,
     settings=_SETTINGS,
     memory=_MEMORY,

@@ -15,16 +15,8 @@ LARGEST_INLINE = 48  # if no array has more elements: on an H200 others were twi
 
 
 def _prelude(dtype: torch.dtype, work: Work) -> str:
-    return prelude(dtype, work.operations <= MOST_INLINE and work.largest <= LARGEST_INLINE) + _MEMBER
+    return prelude(dtype, work.operations <= MOST_INLINE and work.largest <= LARGEST_INLINE)
 
-
-_MEMBER = """
-#ifdef __CUDACC__
-#define FUNCTION_MEMBER __device__ __forceinline__
-#else
-#define FUNCTION_MEMBER inline
-#endif
-"""
 
 _SETTINGS = """int64_t capacity;  // steps of a sample that the tape has room for; 0 without a tape
   double *tape_times;  // t and h of each step, (capacity, 2, batch)
@@ -58,7 +50,7 @@ INLINE void put_at(const V *from, real *to, int n, N at, TM due, int64_t times, 
 INLINE void get_at(V *to, const real *from, int n, N at, TM due, int64_t times, const Place &c) {
   LOOP for (int e = 0; e < n; e++) to[e] = from && due ? from[(c.sample * times + at) * n + e] : 0;
 }
-template <class X> INLINE X over_lanes(X value, bool largest) {  // the sum over threads that run side by side
+template <class X> INLINE X over_lanes(X value, bool largest) {  // the sum, or the largest, over the threads of a warp
 #ifdef __CUDACC__
   for (int far = 16; far; far >>= 1) {
     X other = __shfl_xor_sync(0xffffffff, value, far);
@@ -132,7 +124,6 @@ extern "C" int NAME_on_cpu(const Settings *p) {  // one thread after another, fo
 """
 
 CUDA = Machine(
-    name="cuda",
     prelude=_prelude,
     settings=_SETTINGS,
     memory=_MEMORY,

@@ -71,6 +71,7 @@ typedef int32_t N __attribute__((vector_size(4 * W)));  // counts
 INLINE V spread(real x) { return V{} + x; }
 INLINE V spread(V x) { return x; }
 #define FUNCTION static
+#define FUNCTION_MEMBER inline
 #define LOOP
 #define EPSILON std::numeric_limits<double>::epsilon()
 #define UNLIMITED std::numeric_limits<double>::infinity()

@@ -72,10 +72,11 @@ typedef double T;  // times
 typedef bool TM;
 typedef int32_t N;  // counts
 #ifdef __CUDACC__
-#define INLINE static __device__ __forceinline__
+#define FUNCTION_MEMBER __device__ __forceinline__
 #else
-#define INLINE static inline
+#define FUNCTION_MEMBER inline
 #endif
+#define INLINE static FUNCTION_MEMBER
 INLINE V spread(real x) { return x; }
 INLINE T time_of(double x) { return x; }
 #define EPSILON 2.220446049250313e-16

@@ -1,10 +1,10 @@
-"""Which solves fit into a kernel, and the kernels of those that do, kept for the next solve of the same kind."""
+"""Which solves fit into a kernel; kernels and captures of those that do, kept for the next one; and their pullback."""
 
 from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -234,7 +234,6 @@ def _make_plan(problem: Problem, captures: Captures, wanted: Wanted | None) -> P
         controls=_sizes(problem.control),
         tableau=tableau,
         fixed=problem.options.dt is not None,
-        shifted=system.shifted,
         saved=0 if problem.ts is None else system.shown,
     )
     kernel, dtype = KERNELS[problem.t0.device.type], system.dtype
@@ -291,7 +290,8 @@ class KernelPullback:
         problem, state = self.problem, self.solved.state
         with torch.no_grad():
             active = self._active()
-            end = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in self._pairs(grads)]
+            pairs = zip(problem.z0, grads.z, strict=True)
+            end = [torch.zeros_like(leaf) if grad is None else grad for leaf, grad in pairs]
             if active is not None:
                 end = where(active, end, [torch.zeros_like(leaf) for leaf in end])
             found = self.kernel.pull(problem, self.captures, self.solved, active, end, grads.saved)
@@ -306,10 +306,6 @@ class KernelPullback:
             counted = state.accepted if active is None else torch.where(active, state.accepted, 0)
             self.stats.nfe_backward = counted * self.kernel.shape.backward_evaluations
         return InputGradients(found.z0, SampleInputs(tuple(theta), span, None), tuple(found.captures))
-
-    def _pairs(self, grads: Outputs) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The leaves of z, and the gradients of their ends."""
-        return zip(self.problem.z0, grads.z, strict=True)
 
     def _active(self) -> Tensor | None:
         """Which samples have a result, whose gradients count; None for all."""

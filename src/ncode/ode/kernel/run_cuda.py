@@ -90,7 +90,8 @@ class CudaKernel(Kernel):
         return tape
 
     def run_backward(self, call: Call, tape: Tape) -> Tensor:
-        rows, size = -(-call.settings.batch // self.lanes) + 3, sum(sum_sizes(self.lowered.program))
+        size = sum(sum_sizes(self.lowered.program))
+        rows = -(-call.settings.batch // self.lanes) + 3  # one per warp; the last block may have three without samples
         sums = torch.zeros(rows, size, dtype=self.dtype, device=tape.times.device)
         call.point(sums=sums, tape_times=tape.times, tape_states=tape.states, accepted=tape.accepted)
         self.launch(call)
