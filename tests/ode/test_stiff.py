@@ -643,6 +643,16 @@ def test_dynamics_whose_jacobian_autograd_cannot_see_are_refused(name, options, 
         ncode.solve(CUT[name], double(1.0, 2.0), 0.0, 1.0, **options)
 
 
+@pytest.mark.parametrize("method", ["rosenbrock23", "rodas5p", "kvaerno5", "implicit_euler"])
+@pytest.mark.parametrize("extra", ["cost", "feedback"])
+def test_a_graph_of_the_cost_or_the_feedback_does_not_hide_that_the_dynamics_have_none(method, extra):
+    x0 = double(1.0, 2.0)
+    followed = {"cost": {"cost": lambda t, x, theta: x[:, 0] ** 2}}
+    followed["feedback"] = {"theta": torch.zeros_like(x0), "feedback": lambda t, x, theta: x - theta}
+    with torch.no_grad(), pytest.raises(InputError, match="autograd cannot follow the dynamics"):
+        ncode.solve(CUT["no_grad"], x0, 0.0, 1.0, method=method, dt=0.25, **followed[extra])
+
+
 def test_dynamics_that_do_not_depend_on_the_state_need_no_graph():
     sol = ncode.solve(lambda t, x, theta: torch.ones_like(x), double(1.0, 2.0), 0.0, 1.0, method="rodas5p")
     close(sol.x, double(2.0, 3.0))

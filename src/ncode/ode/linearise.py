@@ -68,8 +68,8 @@ def linearise(system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: Stat
     if rows is not None:
         time = _time_derivative(vector, at, graph)
     else:
-        if not vector.requires_grad:
-            _refuse_cut_graph(system, theta, t, z, vector.clone())  # the next evaluation may write over it
+        if not all(k.requires_grad for k in slope):
+            _refuse_cut_graph(system, theta, t, z, tuple(k.clone() for k in slope))  # memory may be used again
         times, parts = _pulled(vector, at, leaves, graph)
         rows, time = tuple(join(row) for row in parts), torch.stack(times, 1)
     return Linearised(slope if graph else tuple(k.detach() for k in slope), rows, time)
@@ -141,11 +141,12 @@ def _time_derivative(vector: Tensor, t: Tensor, graph: bool) -> Tensor:
     return torch.zeros_like(vector) if found is None else found
 
 
-def _refuse_cut_graph(system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: State, here: Tensor) -> None:
-    """Refuse a slope that changes with z, but has no graph: its Jacobian would be taken for 0."""
+def _refuse_cut_graph(system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: State, here: State) -> None:
+    """Refuse slopes that change with z, but have no graph: their rows of the Jacobian would be taken for 0."""
     if is_traced():  # has no values; the first evaluations of a solve are eager
         return
     with torch.no_grad():
-        elsewhere = join(system.bind(theta)(t, tuple(1.25 * leaf + 0.125 for leaf in z)))
-    if not torch.equal(here, elsewhere):
-        raise InputError(NOT_DIFFERENTIABLE)
+        elsewhere = system.bind(theta)(t, tuple(1.25 * leaf + 0.125 for leaf in z))
+    for mine, other in zip(here, elsewhere, strict=True):
+        if not mine.requires_grad and not torch.equal(mine, other):
+            raise InputError(NOT_DIFFERENTIABLE)
