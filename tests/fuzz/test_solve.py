@@ -149,7 +149,7 @@ def test_failed_samples_are_nan_and_leave_the_others_alone(case):
         built.f = field
         return built
 
-    whole = solve(with_explosion(arguments, explode), throw=False, max_steps=300)
+    whole = solve(with_explosion(arguments, explode), throw=False, max_steps=3000)
     assert whole.status[-1] != Status.OK
     assert unnested(whole.x)[-1].isnan().all()
     kept = list(range(case.batch - 1))
