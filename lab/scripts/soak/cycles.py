@@ -192,8 +192,10 @@ class Soak:
             if records and not any(map(is_unfinished, records)):
                 break
             ending = self._command([*command, *(["--resume"] if records else [])], disk.path, Fault())
+            if not ending.status:  # it may name a torn file that it has already put aside and made again
+                continue
             torn = [path for path in disk.torn if str(path) in ending.text]
-            if ending.status and not torn:
+            if not torn:
                 raise Lost(f"the run cannot be resumed:\n{ending.text}")
             self.counts["advice followed"] += disk.follow_advice(torn)
         else:
