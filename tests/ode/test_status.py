@@ -394,3 +394,28 @@ def test_a_sample_that_cannot_start_stays_where_it_is(dt):
     assert [status.name for status in sol.status] == ["NOT_FINITE", "OK"]
     assert sol.t.tolist() == [0.5, 1.5]
     assert sol.stats.steps[0] == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"compile": "kernel"}, {"gradient": "autograd"}], ids=str)
+def test_a_slope_that_only_dense_output_needs_is_checked(options):
+    def f(t, x, theta):
+        return 0 * x + 1 / (1 - t.reshape(-1, 1))
+
+    # No stage of bosh3 is at the end of a step: the slope is infinite there, and the state finite.
+    arguments = {"method": "bosh3", "dt": 0.5, "throw": False, **options}
+    x0 = double(0.0, 0.0)
+    end = ncode.solve(f, x0, 0.0, 1.0, **arguments)
+    assert end.ok.all()
+    assert end.x.isfinite().all()
+    saved = ncode.solve(f, x0, 0.0, 1.0, save_at=[0.25, 0.75], **arguments)
+    assert set(saved.status) == {Status.NOT_FINITE}
+
+
+@pytest.mark.parametrize("gradient", ["discrete", "autograd"])
+def test_dense_output_that_is_not_finite_is_a_failure(gradient):
+    def f(t, x, theta):
+        return 0 * x + 1 / (1 - t.reshape(-1, 1))
+
+    arguments = {"method": "bosh3", "dt": 0.5, "throw": False, "gradient": gradient}
+    solution = ncode.solve(f, double(0.0, 0.0), 0.0, 1.0, dense=True, **arguments)
+    assert set(solution.status) == {Status.NOT_FINITE}

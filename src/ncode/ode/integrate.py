@@ -216,11 +216,13 @@ class Attempt:
         return reach >= left.abs()
 
     def _error_ratio(self, z: State, stepped: StepResult, tolerance: Tolerance | None) -> Tensor:
-        """Error over tolerance per sample; with fixed steps 0, or nan where the new state is not finite."""
+        """Error over tolerance per sample, 0 with fixed steps; nan where z or dense output is not finite."""
         if tolerance is not None:
-            return tolerance.ratio(self.system, z, stepped.z, stepped.errors)
-        worst = sum((leaf * 0).abs().flatten(1).sum(1) if leaf.dim() > 1 else (leaf * 0).abs() for leaf in stepped.z)
-        return torch.as_tensor(worst)
+            worst = tolerance.ratio(self.system, z, stepped.z, stepped.errors)
+        else:
+            worst = torch.stack([_zero_or_nan(leaf) for leaf in stepped.z]).sum(0)
+        # Dense output also depends on slopes that neither the state nor the error does, such as the one at the end.
+        return worst if stepped.dense is None else sum(map(_zero_or_nan, stepped.dense), worst)
 
     def _factor(self, ratio: Tensor, state: LoopState, good: Tensor) -> Tensor:
         order = self.step.tableau.error_order + 1
@@ -324,6 +326,11 @@ def start_loop(
 
 def _finite(leaf: Tensor) -> Tensor:
     return leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else leaf.isfinite()
+
+
+def _zero_or_nan(leaf: Tensor) -> Tensor:
+    """Per sample 0, or nan if a component is not finite; (batch,)."""
+    return (leaf * 0).abs().flatten(1).sum(1) if leaf.dim() > 1 else (leaf * 0).abs()
 
 
 class Counts(NamedTuple):

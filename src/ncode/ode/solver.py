@@ -136,6 +136,10 @@ def solve_planned(problem: Problem) -> Solved:
     steps = planned_steps(problem)
     outputs = unroll(problem, steps, slope)
     finite = torch.stack([leaf.detach().isfinite().reshape(problem.batch, -1).all(1) for leaf in outputs.z]).all(0)
+    if problem.ts is not None and not problem.exceeds_max_steps:
+        finite = finite & _saved_finite(problem.ts, outputs.saved)
+    for leaf in outputs.powers:  # (steps, batch, ...)
+        finite = finite & leaf.detach().isfinite().transpose(0, 1).flatten(1).all(1)
     reached = Status.MAX_STEPS if problem.exceeds_max_steps else Status.OK
     codes = torch.where(finite, reached, Status.NOT_FINITE).to(torch.int32)
     count = torch.full_like(codes, len(steps.records))
@@ -147,6 +151,12 @@ def solve_planned(problem: Problem) -> Solved:
     ends = [torch.zeros_like(problem.t0), *(it.t_next for it in steps.records)]
     table = torch.stack(ends, 1) if problem.save_steps else None
     return Solved(mask_failed(outputs, kept), stats, codes, steps.reached(problem.span.detach()), times, None, table)
+
+
+def _saved_finite(ts: Tensor, saved: State) -> Tensor:
+    """Which samples have finite values at all of their saved times; nan pads these."""
+    finite = [leaf.detach().isfinite().flatten(2).all(2) if leaf.dim() > 2 else leaf.isfinite() for leaf in saved]
+    return (torch.stack(finite).all(0) | ts.detach().isnan()).all(1)
 
 
 class ForwardResult(NamedTuple):

@@ -107,6 +107,7 @@ def _explicit(shape: Shape) -> list[str]:
     if end:
         lines.append(f"    slope(c, c.clock(t + h), z1, k[{tableau.stages}]);")
     lines += _FIXED_RATIO if shape.fixed else [_SIZE, *_estimate(tableau)]
+    lines += _check_dense(shape) if shape.saved else []
     save = "\n".join(_save(shape)) if shape.saved else ""
     lines.append(_ACCEPT.format(fixed=str(shape.fixed).lower(), failure="", save=save))
     if end:
@@ -114,6 +115,14 @@ def _explicit(shape: Shape) -> list[str]:
             f"    LOOP for (int d = 0; d < D; d++) first[d] = choose(moved, k[{tableau.stages}][d], first[d]);"
         )
     return lines
+
+
+def _check_dense(shape: Shape) -> list[str]:
+    """Make the ratio nan where a slope is not finite that only dense output depends on."""
+    tableau = shape.explicit
+    checked = tableau.b if shape.fixed else tableau.error
+    only = [i for i, row in enumerate(tableau.dense) if any(row) and not (i < len(checked) and checked[i])]
+    return [f"    LOOP for (int d = 0; d < D; d++) ratio += abs_(k[{i}][d] * 0);" for i in only]
 
 
 def _save_start(shape: Shape) -> list[str]:
