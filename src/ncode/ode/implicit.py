@@ -1,9 +1,7 @@
 """Steps for stiff problems: `RosenbrockStep` and `DirkStep`; implicit_tableau.py states their equations.
 
 A Rosenbrock step consists of evaluations and linear systems alone, so that autograd differentiates it as it is. A
-diagonally implicit step solves Y = base + h gamma f(t, Y) by Newton's method without autograd; its derivatives are
-those of one more Newton step Y - M^-1 r(Y), where the residual r is differentiated and M is not (implicit function
-theorem).
+diagonally implicit step solves Y = base + h gamma f(t, Y) by Newton's method, whose derivatives newton.py describes.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ from ..errors import Status
 from .implicit_tableau import DirkTableau, RosenbrockTableau
 from .linear_solver import LinearSolver, factorise
 from .linearise import Linearised, join, linearise, split
+from .newton import Root, attach_derivatives, find_root, rounding_scale
 from .step import Step, StepResult, evaluate_dense
 from .system import Slope, State
 from .tableau import Row
 
-MOST_ITERATIONS = 10
 NEWTON_SAFETY = 0.01  # the error of Newton's method over that of a step
 
 # Gauss's formula with three nodes, of order 6.
@@ -137,23 +135,14 @@ class RosenbrockStep(ImplicitStep):
         return self._result(_Arguments(t, h, z, theta), end, at_start.slope, increments, factors)
 
 
-class _Stage(NamedTuple):
-    """A solved stage, without autograd."""
-
-    vector: Tensor
-    failed: Tensor  # which samples did not converge
-    spent: Tensor  # evaluations per sample
-
-
 @dataclass(frozen=True, eq=False)
 class DirkStep(ImplicitStep):
     """A step of a diagonally implicit method, whose stages are solved by Newton's method.
 
     `tolerance` is the smallest rtol and atol of adaptive steps; they use the Jacobian at their start for all
     iterations, and a step for which that does not converge is rejected. Without it the steps have a fixed size: every
-    iteration uses its own Jacobian, and converges to rounding. A sample that has converged does not change any more, so
-    its result does not depend on the others. `corrections` is the number of derivatives that are exact: 1, or 2 where
-    second ones may be needed.
+    iteration uses its own Jacobian, and converges to rounding. `corrections` is the number of derivatives that are
+    exact: 1, or 2 where second ones may be needed.
     """
 
     tableau: DirkTableau
@@ -225,36 +214,24 @@ class DirkStep(ImplicitStep):
         factors: LinearSolver,
         active: Tensor,
         z: State,
-    ) -> _Stage:
+    ) -> Root:
         """Solve y = base + h gamma f(time, y)."""
-        scale, previous = self._scale(z, y), None
-        spent, lost = torch.zeros_like(active, dtype=torch.int32), ~active
-        for _ in range(MOST_ITERATIONS):
-            if not bool(active.any()):
-                break
-            if self.tolerance is None:
-                at_y = linearise(self.system, theta, time, split(y, z))
-                k, factors = join(at_y.slope), factorise(at_y.rows, (self.tableau.gamma * size)[:, 0])
-            else:
-                k = join(slope(time, split(y, z)))
-            change = factors.solve(y - base - (self.tableau.gamma * size) * k)
-            y, spent = torch.where(active[:, None], y - change, y), spent + active
-            norm = (change / scale).abs().amax(1)
-            done, diverges = norm <= 1, ~norm.isfinite()
-            if previous is not None:
-                rate = norm / previous
-                done = done | ((rate < 1) & (norm * rate <= 1 - rate))
-                diverges = diverges | (rate > 2)
-            lost = lost | (active & diverges & ~done)
-            active = active & ~(done | diverges)
-            previous = norm
-        return _Stage(y, active | lost, spent)
+        weight = self.tableau.gamma * size
+
+        def change_at(y: Tensor) -> Tensor:
+            if self.tolerance is not None:
+                return factors.solve(y - base - weight * join(slope(time, split(y, z))))
+            at_y = linearise(self.system, theta, time, split(y, z))
+            return factorise(at_y.rows, weight[:, 0]).solve(y - base - weight * join(at_y.slope))
+
+        scale = self._scale(z, y)
+        return find_root(change_at, y, lambda y: scale, active)
 
     def _scale(self, z: State, y: Tensor) -> Tensor:
         """The change of each element at which Newton's method has converged."""
         info, size = torch.finfo(y.dtype), torch.maximum(join(z).abs(), y.abs())
         if self.tolerance is None:
-            return size.amax(1, keepdim=True) * info.eps**0.75 + info.tiny
+            return rounding_scale(size)
         rtol, atol = self.tolerance
         # Not below rounding, which smaller steps would not reduce.
         return torch.maximum(NEWTON_SAFETY * (size * rtol + max(atol, info.tiny)), 8 * info.eps * size)
@@ -266,9 +243,10 @@ class DirkStep(ImplicitStep):
         with torch.no_grad():
             at_y = linearise(self.system, theta, time, split(y, z))
             factors = factorise(at_y.rows, (self.tableau.gamma * size)[:, 0])
-        for _ in range(self.corrections):
-            y = y - factors.solve(y - base - (self.tableau.gamma * size) * join(slope(time, split(y, z))))
-        return y
+        weight = self.tableau.gamma * size
+        return attach_derivatives(
+            lambda y: y - base - weight * join(slope(time, split(y, z))), factors, y, self.corrections
+        )
 
 
 def combine(vectors: Sequence[Tensor], row: Sequence[float]) -> Tensor:

@@ -7,15 +7,15 @@ same cotangent for all of them gives that row for all of them. Only these passes
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from .._torch_private import is_traced
 from ..errors import InputError
-from .system import RightHandSide, Slope, State
+from .system import Slope, State
 
 UNROLLED = 8  # up to this size a traced solve writes out linear algebra element by element, so that it is fused
 
@@ -26,6 +26,14 @@ NOT_DIFFERENTIABLE = (
     " under torch.inference_mode() (use no_grad). Write them in operations of torch, give them a method"
     " jacobian(t, x, theta), or use an explicit method"
 )
+
+
+class Linearisable(Protocol):
+    """The part of a system that its Jacobian needs, see `RightHandSide`."""
+
+    def jacobian(self, theta: Sequence[Tensor]) -> Callable[[Tensor, State], Any] | None: ...
+
+    def bind(self, theta: Sequence[Tensor]) -> Slope: ...
 
 
 class Linearised(NamedTuple):
@@ -48,7 +56,7 @@ def split(vector: Tensor, like: Sequence[Tensor]) -> State:
     return tuple(part.reshape(leaf.shape) for part, leaf in zip(parts, like, strict=True))
 
 
-def linearise(system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: State) -> Linearised:
+def linearise(system: Linearisable, theta: Sequence[Tensor], t: Tensor, z: State) -> Linearised:
     """The slope at (t, z), t a time of the system's clock, and its derivatives; with a graph if autograd is enabled."""
     graph = torch.is_grad_enabled()
 
@@ -112,7 +120,7 @@ def _pulled(vector: Tensor, t: Tensor, z: State, graph: bool) -> tuple[tuple[Ten
 
 
 def _given_rows(
-    system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: State, n: int
+    system: Linearisable, theta: Sequence[Tensor], t: Tensor, z: State, n: int
 ) -> tuple[Tensor, ...] | None:
     """The rows of a Jacobian that the dynamics supply; None if they do not."""
     jacobian = system.jacobian(theta)
@@ -141,7 +149,7 @@ def _time_derivative(vector: Tensor, t: Tensor, graph: bool) -> Tensor:
     return torch.zeros_like(vector) if found is None else found
 
 
-def _refuse_cut_graph(system: RightHandSide, theta: Sequence[Tensor], t: Tensor, z: State, here: State) -> None:
+def _refuse_cut_graph(system: Linearisable, theta: Sequence[Tensor], t: Tensor, z: State, here: State) -> None:
     """Refuse slopes that change with z, but have no graph: their rows of the Jacobian would be taken for 0."""
     if is_traced():  # has no values; the first evaluations of a solve are eager
         return
