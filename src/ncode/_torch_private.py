@@ -48,6 +48,17 @@ def is_dual(tensor: Tensor) -> bool:
     return torch.autograd.forward_ad.unpack_dual(tensor).tangent is not None
 
 
+def in_dual_level() -> bool:
+    """Whether forward-mode differentiation is under way."""
+    return torch.autograd.forward_ad._current_level >= 0
+
+
+def in_transform() -> bool:
+    """Whether torch.func.vmap, grad, jvp or another of its transforms runs the code."""
+    functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return functorch.peek_interpreter_stack() is not None
+
+
 def is_mapped(tensor: Tensor) -> bool:
     """Whether torch.func.vmap maps over this tensor."""
     functorch = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]

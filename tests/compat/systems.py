@@ -7,6 +7,10 @@ DOUBLE = torch.float64
 TIGHT = {"rtol": 1e-10, "atol": 1e-10}
 FIXED = ("euler", "midpoint", "heun2", "heun3", "rk4")
 ADAPTIVE = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")
+IMPLICIT_ORDERS = {
+    **{"implicit_euler": 1, "implicit_midpoint": 2, "trapezoid": 2, "sdirk2": 2, "trbdf2": 2},
+    **{"radauIIA3": 3, "gl4": 4, "radauIIA5": 5, "gl6": 6},
+}
 
 
 class Field(nn.Module):
@@ -34,6 +38,10 @@ class Counted(Field):
 
 def start(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+
+def double(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=DOUBLE)
 
 
 def times(*values: float) -> torch.Tensor:

@@ -464,7 +464,6 @@ BAD = {
     "atol does not broadcast": ({"atol": torch.ones(3)}, r"broadcast with y0 of shape \(2,\)"),
     "method is misspelt": ({"method": "dopri_5"}, 'did you mean "dopri5"'),
     "method is a multistep one": ({"method": "explicit_adams"}, "one-step methods only"),
-    "method is implicit": ({"method": "radauIIA5"}, "explicit methods only"),
     "method is SciPy's": ({"method": "scipy_solver"}, "DOP853"),
     "options are no dict": ({"options": 3}, "must be a dict"),
     "a norm is no function": ({"options": {"norm": "max"}}, "must be a function"),

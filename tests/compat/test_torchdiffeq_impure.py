@@ -8,7 +8,7 @@ import ncode
 from ncode.compat.torchdiffeq import odeint, odeint_adjoint, odeint_event
 
 T = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
-METHODS = ("dopri5", "bosh3", "rk4", "euler")
+METHODS = ("dopri5", "bosh3", "rk4", "euler", "radauIIA3")
 MODES = (torch.no_grad, torch.enable_grad, torch.inference_mode)
 IN_PLACE = {
     "the slope is y itself": lambda t, y: y.mul_(-1),

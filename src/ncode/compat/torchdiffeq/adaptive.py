@@ -16,21 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import InputError, SolveError, Status, format_value
-from .arguments import NO_CALLBACKS, Callbacks, NoEvent, Tolerance
+from ...errors import InputError, Status, format_value
+from .arguments import NO_CALLBACKS, Callbacks, NoEvent, SolverFailed, Tolerance
 from .runge_kutta import Bracket, Field, Method, Step, advance, combine, real_dtype, time_shift, towards
 from .states import Norm
 
 EVENT_STEPS = 100_000  # default of max_num_steps where only an event ends the solve
 HALF = (torch.float16, torch.bfloat16)
 INFINITY = float("inf")
-
-
-class SolverFailed(SolveError, AssertionError):
-    """A `SolveError` that code for torchdiffeq catches too: there it is a failed assertion."""
-
-    def __init__(self, status: Status, t: float, where: str = 'max_steps is options["max_num_steps"] here'):
-        super().__init__([0], [t], [status], None, 1, where)
 
 
 class Landing(NamedTuple):

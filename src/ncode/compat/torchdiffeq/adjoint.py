@@ -20,7 +20,8 @@ from ...errors import InputError
 from ...ode.captures import find_captures
 from .arguments import check_mapping, check_tensors, read_options, read_tolerance, warn
 from .events import solve_until_event
-from .methods import FIXED, check_method
+from .implicit import AdjointField
+from .methods import check_method, check_precision, kind_of
 from .problem import Problem, make_solver
 from .runge_kutta import Field, real_dtype
 from .states import Layout, Leaves, Norm, make_field, make_norm, rms
@@ -43,12 +44,13 @@ def solve_with_adjoint(
     rtol = problem.rtol if rtol is None else read_tolerance("adjoint_rtol", rtol, layout, y)
     atol = problem.atol if atol is None else read_tolerance("adjoint_atol", atol, layout, y)
     method = problem.method if method is None else check_method(method)
+    check_precision(method, y)
     wanted = dict(check_mapping("adjoint_options", options))
     norm = wanted.pop("norm", None)
     if options is None:
         read = {key: value for key, value in problem.options.items() if key != "norm"}
     else:
-        read = read_options(method, method in FIXED, wanted, "adjoint_options")
+        read = read_options(method, kind_of(method), wanted, "adjoint_options")
     given = _given_parameters(problem.func, parameters, callable(norm))
     if given is None:
         given = find_parameters(problem, y)
@@ -201,7 +203,7 @@ def solve_backward(
     return a.to(y.dtype), by_time, grads
 
 
-def _augmented_field(f: Field, shapes: Augmented, z: Tensor, parameters: Sequence[Tensor]) -> Field:
+def _augmented_field(f: Field, shapes: Augmented, z: Tensor, parameters: Sequence[Tensor]) -> AdjointField:
     n, shape, time = shapes.n, shapes.shape, shapes.time
     zeros = [z.new_zeros(size) for size in shapes.sizes]
 
@@ -220,7 +222,7 @@ def _augmented_field(f: Field, shapes: Augmented, z: Tensor, parameters: Sequenc
         parts = [zero if grad is None else grad.reshape(-1) for grad, zero in zip(grads, zeros[1:], strict=True)]
         return torch.cat([slope.detach().reshape(-1), *parts])
 
-    return augmented
+    return AdjointField(augmented, f, z[:n].view(shape))
 
 
 def _autocast_modes(device: torch.device) -> list[tuple[str, torch.dtype, bool]]:

@@ -46,11 +46,14 @@ def odeint(
         rtol, atol: The tolerance per step: atol + rtol * |y|. One number, one per tensor of a tuple, or a tensor that
             broadcasts with y0.
         method: Adaptive: dopri5 (default), dopri8, tsit5, bosh3, fehlberg2, adaptive_heun. Fixed steps: euler,
-            midpoint, heun2, heun3, rk4. Default step: from each time of t to the next.
+            midpoint, heun2, heun3, rk4. Implicit, for stiff problems, also with fixed steps: implicit_euler,
+            implicit_midpoint, trapezoid, sdirk2, trbdf2, radauIIA3, radauIIA5, gl4, gl6. Default step: from each time
+            of t to the next.
         options: Adaptive: `norm`, `first_step`, `min_step`, `max_step`, `step_t`, `jump_t`, `safety`, `ifactor`,
-            `dfactor`, `max_num_steps`, `dtype`. Fixed: `step_size` or `grid_constructor`, `interp`, `perturb`. For
-            both: `gradient`, "autograd" (default) or "discrete", which keeps the states of the stages alone in memory
-            and evaluates func again in backward.
+            `dfactor`, `max_num_steps`, `dtype`. Fixed: `step_size` or `grid_constructor`, `interp`, `perturb`, and
+            for implicit methods `max_iters`, the iterations after which a step fails (default 100). For all:
+            `gradient`, "autograd" (default) or "discrete", which keeps the states of the stages alone in memory and
+            evaluates func again in backward.
         event_fn: event_fn(t, y) -> a tensor. The solve ends where any of its values first changes sign; of t, which
             must have two times, only the first and the direction matter.
 

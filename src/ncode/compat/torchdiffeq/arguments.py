@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import InputError, check_choice, check_count, check_number, format_value
+from ...errors import InputError, SolveError, Status, check_choice, check_count, check_number, format_value
 from .states import Layout, Leaves
 
 Tolerance = float | Tensor
@@ -22,12 +22,20 @@ class NoEvent(InputError, AssertionError, RuntimeError):
     """No event was met. torchdiffeq raises AssertionError with adaptive steps, and RuntimeError with fixed ones."""
 
 
+class SolverFailed(SolveError, AssertionError):
+    """A `SolveError` that code for torchdiffeq catches too: there it is a failed assertion."""
+
+    def __init__(self, status: Status, t: float, where: str = 'max_steps is options["max_num_steps"] here'):
+        super().__init__([0], [t], [status], None, 1, where)
+
+
 LOWEST = {"step_size": 0, "safety": 0, "dfactor": 0, "ifactor": 1, "first_step": 0, "min_step": 0}
 FOR_FIXED = ("step_size", "grid_constructor", "interp", "perturb", "norm", "gradient")
 FOR_ADAPTIVE = (
     *("first_step", "min_step", "max_step", "step_t", "jump_t", "safety", "ifactor", "dfactor", "max_num_steps"),
     *("norm", "dtype", "gradient"),
 )
+OPTIONS = {"fixed": FOR_FIXED, "implicit": (*FOR_FIXED, "max_iters"), "adaptive": FOR_ADAPTIVE}  # by kind of method
 GRADIENTS = ("autograd", "discrete")
 
 
@@ -99,9 +107,9 @@ def check_mapping(name: str, options: Any) -> Mapping[str, Any]:
     return options or {}
 
 
-def read_options(method: str, fixed: bool, options: Any, name: str = "options") -> dict[str, Any]:
+def read_options(method: str, kind: str, options: Any, name: str = "options") -> dict[str, Any]:
     """The options that a method has, with checked values; others are left out with a warning, as in torchdiffeq."""
-    known, read = FOR_FIXED if fixed else FOR_ADAPTIVE, {}
+    known, read = OPTIONS[kind], {}
     for key, value in check_mapping(name, options).items():
         if key in known:
             read[key] = _read_option(f'{name}["{key}"]', key, value)
@@ -119,7 +127,7 @@ def _read_option(label: str, key: str, value: Any) -> Any:
         value = value.item()
     if value is None:
         return None
-    if key == "max_num_steps":
+    if key in ("max_num_steps", "max_iters"):
         return check_count(label, value)
     if key in LOWEST:
         return check_number(label, value, low=LOWEST[key], strict=key in ("step_size", "safety", "dfactor"))

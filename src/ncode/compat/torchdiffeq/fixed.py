@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ...errors import InputError
 from .arguments import NO_CALLBACKS, Callbacks, NoEvent, check_times
-from .runge_kutta import Bracket, Field, Method, Step, advance, real_dtype, towards
+from .implicit import ImplicitMethod
+from .runge_kutta import Bracket, Field, Method, Step, real_dtype, towards
 
 EVENT_STEPS = 20_000  # without an event, as in torchdiffeq
 CHUNK = 32  # steps whose times are computed at once
@@ -23,12 +24,13 @@ CHUNK = 32  # steps whose times are computed at once
 class Fixed:
     """How to solve with fixed steps. Default: from each time of t to the next."""
 
-    method: Method
+    method: Method | ImplicitMethod
     callbacks: Callbacks = NO_CALLBACKS
     step_size: float | None = None
     grid_constructor: Callable[[Tensor, Tensor], Any] | None = None  # of (y0, t)
     interp: str = "linear"
     perturb: bool = False
+    max_iters: int = 100  # of Newton's method in implicit steps
 
     def solve(self, f: Field, y0: Tensor, t: Tensor) -> Tensor:
         """The states at the times of t, (T, ...)."""
@@ -98,15 +100,15 @@ class Fixed:
         for c in self.method.nodes:
             times = begins if c == 0 else ends if c == 1 else begins + c * (ends - begins)
             times = times.to(real_dtype(y))
-            if self.perturb and c in (0.0, 1.0):
+            # As in torchdiffeq, implicit methods always see the end of a step from within.
+            if (self.perturb and c in (0.0, 1.0)) or (self.method.implicit and c == 1):
                 times = towards(times, sign if c == 0 else -sign)
             columns.append(times.unbind())
         starts = begins.unbind() if differentiable else values
         for i, (length, *times) in enumerate(zip(lengths, *columns, strict=True)):
             if self.callbacks.step is not None:
                 self.callbacks.step(values[i], y, abs(values[i + 1] - values[i]))
-            slopes: list[Tensor] = []
-            y1 = advance(f, self.method, y, length, times, slopes)
+            y1, slopes = self.method.take_step(f, y, length, times, self.max_iters)
             yield Step(starts[i], values[i + 1], y, y1, length, slopes)
             y = y1
 

@@ -1,4 +1,4 @@
-"""torchdiffeq's methods by name, as data.
+"""torchdiffeq's methods by name, as data; implicit_methods.py has the implicit ones.
 
 The core's tableaus serve where they are the same method. Others mean something else there: "rk4" is the 3/8 rule,
 "dopri5" has Shampine's (1986) error weights, and "dopri8" is Prince and Dormand's (1981) pair 8(7). "adaptive_heun" and
@@ -12,9 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from ...errors import InputError, check_choice
 from ...ode.tableau import METHODS, Row, Tableau
-from .runge_kutta import Method
+from .implicit_methods import IMPLICIT
+from .runge_kutta import Method, real_dtype
 
 
 def _quartic(b: Row, middle: Row) -> tuple[Row, ...]:
@@ -141,13 +145,14 @@ _DOPRI8 = Tableau(
 )
 # fmt: on
 
-FIXED = {
+EXPLICIT = {
     "euler": Method(METHODS["euler"]),
     "midpoint": Method(METHODS["midpoint"]),
     "heun2": Method(METHODS["heun"]),
     "heun3": Method(_HEUN3),
     "rk4": Method(_RK4),
 }
+FIXED = EXPLICIT | IMPLICIT
 ADAPTIVE = {
     "dopri5": Method(_DOPRI5),
     "dopri8": Method(_DOPRI8),
@@ -157,15 +162,12 @@ ADAPTIVE = {
     "adaptive_heun": Method(_ADAPTIVE_HEUN),
 }
 
-_MULTISTEP = 'there are one-step methods only: use "dopri5", or "rk4" with a step_size'
-_IMPLICIT = (
-    'there are explicit methods only: use "dopri5", or ncode.solve(..., method="rodas5p") if the system is stiff'
+_MULTISTEP = (
+    'there are one-step methods only: use "dopri5", "rk4" with a step_size, or "radauIIA5" if the system is stiff'
 )
 NOT_AVAILABLE = {
     "scipy_solver": 'use "dopri5", "dopri8" or "bosh3", which are like SciPy\'s RK45, DOP853 and RK23',
     **dict.fromkeys(("explicit_adams", "implicit_adams", "fixed_adams"), _MULTISTEP),
-    **dict.fromkeys(("implicit_euler", "implicit_midpoint", "trapezoid", "sdirk2", "trbdf2"), _IMPLICIT),
-    **dict.fromkeys(("radauIIA3", "radauIIA5", "gl4", "gl6"), _IMPLICIT),
 }
 
 
@@ -175,3 +177,17 @@ def check_method(name: object) -> str:
     if isinstance(name, str) and name in NOT_AVAILABLE:
         raise InputError(f'method "{name}" is not available: {NOT_AVAILABLE[name]}')
     return check_choice("method", name, (*ADAPTIVE, *FIXED))
+
+
+def check_precision(method: str, y: Tensor) -> None:
+    """Raise if a method cannot solve states of this precision."""
+    if method in IMPLICIT and real_dtype(y) not in (torch.float32, torch.float64):
+        raise InputError(
+            f'method "{method}" solves linear systems, which torch has in 32 and 64 bits only; given y0 of {y.dtype}:'
+            " use y0.float(), or an explicit method"
+        )
+
+
+def kind_of(method: str) -> str:
+    """Return "adaptive", "fixed" or "implicit"; the last ones have fixed steps too."""
+    return "implicit" if method in IMPLICIT else "fixed" if method in FIXED else "adaptive"

@@ -11,7 +11,7 @@ from ...errors import check_function
 from .adaptive import Adaptive
 from .arguments import Tolerance, check_times, read_callbacks, read_options, read_tolerance
 from .fixed import Fixed
-from .methods import ADAPTIVE, FIXED, check_method
+from .methods import ADAPTIVE, FIXED, check_method, check_precision, kind_of
 from .runge_kutta import Field
 from .states import Func, Layout, make_field, make_norm, read_state
 
@@ -37,7 +37,8 @@ def make_problem(func: Func, y0: Any, t: Any, rtol: Any, atol: Any, method: Any,
     check_function("func", func, ("t", "y"))
     method = check_method(method)
     layout, y = read_state(y0)
-    read = read_options(method, method in FIXED, options)
+    check_precision(method, y)
+    read = read_options(method, kind_of(method), options)
     rtol, atol = read_tolerance("rtol", rtol, layout, y), read_tolerance("atol", atol, layout, y)
     one_stage = method == "euler" and read.get("interp") != "cubic"
     t, field = check_times(t, y.device), make_field(func, layout, one_stage)

@@ -20,6 +20,8 @@ Weights = tuple[tuple[int, float], ...]  # (index of a slope, weight), without z
 class Method:
     """A tableau, prepared for the loops."""
 
+    implicit = False
+
     def __init__(self, tableau: Tableau):
         self.name, self.order, self.nodes = tableau.name, tableau.order, tableau.c
         self.rows = tuple(map(_nonzero, tableau.a))
@@ -28,6 +30,13 @@ class Method:
         self.end_slope = tableau.error_needs_end or tableau.dense_needs_end
         self.inner = tuple(c for c in self.nodes if c < 1)  # the others, at the end of a step, come last
         self.at_end = len(self.nodes) - len(self.inner) + self.end_slope
+
+    def take_step(
+        self, f: Field, y: Tensor, step: float | Tensor, times: Sequence[Tensor], max_iters: int
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The state after a step, and the slopes of its stages; `times` are those of the nodes."""
+        slopes: list[Tensor] = []
+        return advance(f, self, y, step, times, slopes), slopes
 
 
 def _nonzero(row: Sequence[float]) -> Weights:
