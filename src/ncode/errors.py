@@ -63,7 +63,8 @@ _SENTENCES = (
     "needed more than max_steps steps; raise max_steps, loosen rtol and atol, or enlarge dt or max_dt if one is set",
     "needed a step smaller than time can resolve; the solution may blow up or be stiff there, or rtol and atol are too"
     " tight for this precision",
-    "met a value that is not finite; the dynamics returned nan or inf, or the solution overflowed",
+    "met a value that is not finite; the dynamics returned nan or inf, an event function returned nan, or the solution"
+    " overflowed",
     "needed a step smaller than min_dt; lower min_dt, or loosen rtol and atol",
     "met an event more often than its max_count; raise max_count, or make the event terminal",
     "met a matrix I - h gamma J that is singular; use a smaller dt, or an adaptive method",

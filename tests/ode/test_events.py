@@ -508,3 +508,84 @@ def test_no_saved_times_are_as_many_with_events_and_jumps(options, gradient):
     sol = ncode.solve(lambda t, x, theta: -x, x0, 0.0, 1.0, theta=x0, save_at=[], gradient=gradient, **options)
     assert sol.xs.shape == sol.thetas.shape == (3, 0, 2)
     sol.x.sum().backward()
+
+
+def _down(t, x, theta):
+    return -torch.ones_like(x)
+
+
+UNDEFINED = {
+    "nan after x = 0.3, without a root before": lambda t, x, theta: (x[:, 0] - 0.3).sqrt() + 0.1,
+    "nan after t = 0.2": lambda t, x, theta: torch.where(t > 0.2, torch.nan, 1.0) * (1 + x[:, 0].abs()),
+    "nan at the start": lambda t, x, theta: (x[:, 0] - 2).log(),
+}
+
+
+@pytest.mark.parametrize("name", UNDEFINED)
+@pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.125}, {"method": "rodas5p"}])
+@pytest.mark.parametrize("direction", [0, -1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_event_function_that_becomes_nan_is_a_failure_and_no_event(name, options, direction, dtype):
+    x0 = torch.tensor([[1.0], [50.0]], dtype=dtype)
+    event = ncode.Event(UNDEFINED[name], direction=direction)
+    sol = ncode.solve(_down, x0, 0.0, 2.0, events=event, throw=False, **options)
+    if "x = " in name:  # the other sample does not get there
+        assert sol.status[1] is Status.OK
+    assert sol.status[0] is Status.NOT_FINITE
+    assert sol.events[0].counts.tolist() == [0, 0]
+    assert not sol.x[0].isfinite().any()
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.125}, {"method": "rodas5p"}])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_root_before_a_function_becomes_nan_is_found(options, terminal):
+    event = ncode.Event(lambda t, x, theta: x[:, 0].log() + 1, terminal=terminal)
+    sol = ncode.solve(_down, torch.ones(2, 1, dtype=DOUBLE), 0.0, 2.0 if terminal else 0.9, events=event, **options)
+    close(sol.events[0].ts[:, 0], torch.full((2,), 1 - math.exp(-1), dtype=DOUBLE), 1e-9)
+
+
+def test_a_function_that_is_nan_only_behind_a_terminal_event_does_no_harm():
+    events = [ncode.Event(lambda t, x, theta: x[:, 0]), ncode.Event(lambda t, x, theta: x[:, 0].sqrt() + 1)]
+    sol = ncode.solve(_down, torch.ones(1, 1, dtype=DOUBLE), 0.0, 2.0, events=events)
+    assert sol.events[0].counts.tolist() == [1]
+    assert sol.t.tolist() == pytest.approx([1.0], abs=1e-12)
+
+
+@pytest.mark.parametrize("method", ["midpoint", "dopri5", "tsit5"])
+@pytest.mark.parametrize("event", [{"terminal": False}, {"reset": lambda t, x, theta: x - 1}, {}])
+def test_events_are_the_same_in_inference_mode(method, event):
+    x0 = torch.tensor([[0.5], [0.7]], dtype=DOUBLE)
+    watched = ncode.Event(lambda t, x, theta: x[:, 0] - 0.013, **event)
+    expected = ncode.solve(_down, x0, 0.0, 0.9, events=watched, method=method)
+    with torch.inference_mode():
+        found = ncode.solve(_down, x0.clone(), 0.0, 0.9, events=watched, method=method)
+        assert torch.equal(found.events[0].counts, expected.events[0].counts)
+        assert torch.equal(found.events[0].ts, expected.events[0].ts)
+        assert torch.equal(found.x, expected.x)
+
+
+def test_a_reset_that_works_in_place_changes_only_its_own_samples():
+    def in_place(t, x, theta):
+        x[:, 1] *= -1
+        return x
+
+    def move(t, x, theta):
+        return torch.stack([x[:, 1], torch.zeros_like(t)], 1)
+
+    x0 = torch.tensor([[0.5, 1.0], [0.2, 0.1]], dtype=DOUBLE)  # the second one meets no wall
+    plain = lambda t, x, theta: torch.stack([x[:, 0], -x[:, 1]], 1)  # noqa: E731
+    runs = []
+    for reset in (in_place, plain):
+        wall = ncode.Event(lambda t, x, theta: 1 - x[:, 0], direction=-1, reset=reset)
+        runs.append(ncode.solve(move, x0, 0.0, 1.2, events=wall, max_dt=0.2))
+    assert torch.equal(runs[0].x, runs[1].x)
+    assert torch.equal(runs[0].events[0].xs[0], runs[1].events[0].xs[0])
+
+
+@pytest.mark.parametrize(
+    "reset", [lambda t, x, theta: x + x.mean() + 1, lambda t, x, theta: x.flip(0), lambda t, x, theta: x - x.amax(0)]
+)
+def test_a_reset_that_mixes_samples_is_refused(reset):
+    event = ncode.Event(lambda t, x, theta: x[:, 0], direction=-1, reset=reset)
+    with pytest.raises(InputError, match="samples depend on each other"):
+        ncode.solve(_down, torch.tensor([[0.5], [0.2], [0.9]], dtype=DOUBLE), 0.0, 1.0, events=event)

@@ -21,6 +21,9 @@ INTERACTIONS = {
     "batch normalisation": lambda t, x, theta: norm(x),
     "a softmax over the batch": lambda t, x, theta: x.softmax(0),
     "a captured row per sample, and a mean": lambda t, x, theta: X0[: len(x)] - x.mean(0),
+    "a maximum": lambda t, x, theta: -x / x.abs().max(),
+    "a minimum": lambda t, x, theta: x - x.amin(0),
+    "a captured row per sample, and a minimum": lambda t, x, theta: X0[: len(x)] - x.amin(0),
 }
 every_interaction = pytest.mark.parametrize("name", INTERACTIONS)
 
@@ -36,6 +39,15 @@ def test_samples_that_interact_are_refused_where_each_has_its_own_steps(name, gr
 def test_equal_samples_that_interact_are_refused_too(x0):
     with pytest.raises(InputError, match="samples depend on each other"):
         ncode.solve(lambda t, x, theta: 1 - x.mean(0).expand_as(x), x0, 0.0, 1.0, theta=torch.rand(len(x0)))
+
+
+@pytest.mark.parametrize("batch", [2, 3, 4, 5, 8])
+@pytest.mark.parametrize("part", ["state", "control"])
+@pytest.mark.parametrize("extreme", [torch.amax, torch.amin])
+def test_an_extreme_value_that_both_halves_of_the_batch_have_is_noticed(batch, part, extreme):
+    ones = torch.ones(batch, 1, dtype=DOUBLE)
+    with pytest.raises(InputError, match="of one sample change with the"):
+        ncode.solve(lambda t, x, theta: -x * extreme(x if part == "state" else theta, 0), ones, 0.0, 1.0, theta=ones)
 
 
 @pytest.mark.parametrize("method", ["dopri5", "rodas5p"])
@@ -120,7 +132,7 @@ def test_a_batch_of_one_has_no_companions():
 def test_the_check_is_one_evaluation_of_half_the_batch():
     field = Counted(lambda t, x, theta: -x)
     sol = ncode.solve(field, torch.ones(8, 1, dtype=DOUBLE), 0.0, 1.0)
-    assert field.rows == [8, 5, *[8] * (int(sol.stats.nfe[0]) - 1)]
+    assert field.rows == [8, 6, *[8] * (int(sol.stats.nfe[0]) - 1)]
 
 
 @pytest.mark.parametrize("options", [{"dt": 0.25}, {"step": "batch"}])

@@ -116,7 +116,9 @@ def find_captures(
     theta = tuple(leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex()) for leaf in theta)
     t = t.detach().requires_grad_()
     mode = _OutsideTensors((t, *z, *theta))
-    with torch.enable_grad():
+    # Sequence numbers tell what was computed before: each thread counts for itself, so that gradients inside of the
+    # dynamics have to be computed in this one.
+    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
         start: Any = torch.zeros((), requires_grad=True).exp().grad_fn
         with mode:
             slope = evaluate(t, z, theta)

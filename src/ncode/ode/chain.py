@@ -6,6 +6,7 @@ are ordinary tensors of autograd, so that gradients pass through events and rese
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,11 +18,12 @@ from .._torch_private import is_transforming
 from ..errors import InputError, Status
 from .events import Event, EventWatch
 from .gradients.function import Outputs, harmless_state
+from .independence import Positions
 from .problem import Problem
 from .record import join_tables, mask_like
 from .solution import EventRecord, Stats
 from .solver import Solved, solve_problem
-from .system import State, where
+from .system import Slope, State, System, map_tensors, where
 
 
 class ChainStats(Stats):
@@ -72,6 +74,7 @@ class _Chain:
             problem, system=system, theta=theta, interval=None, whole_span=problem.span, together=False
         )
         self.events = events
+        self.checked: set[int] = set()  # ids of those whose reset is known to keep samples apart
         self.watch: EventWatch | None = None  # of the last solve
         self.control = problem.control
         self.z = self.final = problem.z0
@@ -195,15 +198,14 @@ class _Chain:
         system = self.problem.system
         t = (self.problem.t0 + tau).to(system.dtype)
         # Another event at the same time may have changed the control already.
-        x, control = system.arguments(z, (*self.control, *part.theta[len(self.control) :]))
-        assert event.reset is not None
-        found = event.reset(t, x, control)
-        paired = isinstance(found, tuple) and len(found) == 2 and system.spec is not None
-        new_x, new_control = found if paired else (found, control)
-        leaves = [] if system.spec is None else system.flatten(new_control)
+        theta = (*self.control, *part.theta[len(self.control) :])
         states = system.states
         old = (*z[:states], *(z[states : system.shown] if system.driven else self.control))
-        new = _checked_reset((*system.flatten_x(new_x, "the reset of an Event"), *leaves), old)
+        rule = _ResetRule(event, system, old)
+        new = rule.bind(theta)(t, z)
+        if id(event) not in self.checked:
+            self.checked.add(id(event))
+            Positions((), self.problem.batch).refuse_interaction(rule, t, z, theta, new, t)
         changed = where(mask, new, old)
         if system.driven:
             return (*changed, *z[system.shown :])
@@ -240,6 +242,34 @@ def _filled(values: State, here: Tensor, new: Sequence[Tensor]) -> State:
     old = values or [torch.full((), torch.nan, dtype=leaf.dtype, device=leaf.device) for leaf in new]
     masks = [here.reshape(*here.shape, *[1] * (leaf.dim() - 2)) for leaf in new]
     return tuple(torch.where(*each) for each in zip(masks, new, old, strict=True))
+
+
+class _ResetRule:
+    """The reset of an event as a function of (time, z): the new leaves of x and of the control."""
+
+    def __init__(self, event: Event, system: System, old: State):
+        self.event, self.system, self.old = event, system, old
+
+    @property
+    def time_constants(self) -> int:
+        return self.system.time_constants
+
+    def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
+        return t
+
+    def bind(self, theta: Sequence[Tensor]) -> Slope:
+        return functools.partial(self._leaves, theta)
+
+    def _leaves(self, theta: Sequence[Tensor], t: Tensor, z: State) -> State:
+        system = self.system
+        # Copies, so that a reset that works in place changes only its own samples.
+        x, control = system.arguments(*map_tensors(torch.clone, (z, tuple(theta))))
+        assert self.event.reset is not None
+        found = self.event.reset(t, x, control)
+        paired = isinstance(found, tuple) and len(found) == 2 and system.spec is not None
+        new_x, new_control = found if paired else (found, control)
+        leaves = [] if system.spec is None else system.flatten(new_control)
+        return _checked_reset((*system.flatten_x(new_x, "the reset of an Event"), *leaves), self.old)
 
 
 def _checked_reset(new: Sequence[Any], old: Sequence[Tensor]) -> State:

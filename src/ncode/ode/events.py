@@ -38,6 +38,7 @@ class Event:
     Args:
         function: (t, x, theta) -> (batch,), as the dynamics receive them. An event is a change of its sign. Signs are
             compared in the middle and at the end of each step; two changes within one half go unnoticed (use max_dt).
+            Where it is nan, a shorter step is tried; a sample that cannot avoid it fails with the status NOT_FINITE.
         terminal: Whether the event ends the sample, at its `max_count`-th occurrence. Default: True without a reset;
             with one, the sample goes on, unless max_count is given.
         direction: 1 for changes from negative to positive only, -1 for the opposite, 0 for both; in the direction of
@@ -147,12 +148,14 @@ class EventWatch:
 
     def rates(self, t: Tensor, z: State, theta: Sequence[Tensor], slope: State) -> tuple[Tensor, Tensor, Tensor]:
         """Values, their derivatives along the solution, and sizes to compare rounding with; each (batch, events)."""
-        columns = []
-        with torch.enable_grad():
-            at = [leaf.detach().requires_grad_() for leaf in (t, *z[: self.system.shown])]
-            for event in self.events:
-                value = self.value(event, at[0], (*at[1:], *z[len(at) - 1 :]), [leaf.detach() for leaf in theta])
-                columns.append((value.detach(), *_along(value, at, (torch.ones_like(t), *slope))))
+        shown, fixed = self.system.shown, [leaf.detach() for leaf in theta]
+        at, columns = (t, *z[:shown]), []
+        for event in self.events:
+
+            def value(t: Tensor, *x: Tensor, event: Event = event) -> Tensor:
+                return self.value(event, t, (*x, *z[shown:]), fixed)
+
+            columns.append(_along(value, at, (torch.ones_like(t), *slope)))
         values, rates, sizes = (torch.stack(column, 1) for column in zip(*columns, strict=True))
         return values, rates, sizes
 
@@ -164,8 +167,8 @@ class EventWatch:
         # Of the value, and of the time of an event that has just happened.
         sizes = sizes + rates.abs() * self.since.to(sizes.dtype)
         rounding = 64 * torch.finfo(values.dtype).eps * sizes
-        self.signs = torch.where(values.abs() > rounding, values.sign(), (rates * forward).sign())
-        self.last = values
+        signs = torch.where(values.abs() > rounding, values.sign(), (rates * forward).sign())
+        self.signs, self.last = signs.masked_fill(values.isnan(), torch.nan), values
 
     def review(
         self, attempt: Attempt, before: LoopState, inputs: AttemptInputs, result: AttemptResult, rows: Tensor | None
@@ -197,8 +200,8 @@ class EventWatch:
         if not bool(watched.any()):
             return result, t1
         first, together = self._search(inputs.theta, result, every, watched)
-        hit = first.isfinite()
-        if not bool(hit.any()):
+        hit, undefined = first.isfinite(), first.isnan()
+        if not bool((hit | undefined).any()):
             return result, t1
         end = torch.where(hit, t + torch.where(hit, first, 0.0) * h, t1)
         self.fired[every] |= together & hit[:, None]
@@ -207,16 +210,19 @@ class EventWatch:
             rejected=before.rejected + 1,  # the step is taken again
             alive=before.alive & (end != t),
         )
-        pairs = zip(tensors_of(result.state), tensors_of(back), strict=True)
-        state = rebuild(result.state, [where(hit, (old,), (new,))[0] for new, old in pairs])
+        state = _replaced(_replaced(result.state, back, hit), attempt.reject(before, h, t1), undefined)
         counts = None if result.counts is None else attempt.count(state, end)
-        stayed = {"t_next": torch.where(hit, t, result.t_next), "h": torch.where(hit, 0.0, h)}
+        stays = hit | undefined
+        stayed = {"t_next": torch.where(stays, t, result.t_next), "h": torch.where(stays, 0.0, h)}
         return result._replace(state=state, counts=counts, **stayed), end
 
     def _search(
         self, theta: Sequence[Tensor], result: AttemptResult, every: Any, watched: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Where in their steps samples meet their first event (inf: nowhere), and which events happen there."""
+        """Where in their steps samples meet their first event, and which events happen there.
+
+        inf: nowhere; nan: a function is nan before, so that the step is too long to tell.
+        """
         half = torch.full_like(result.t, 0.5)
         middle = self.values(*self._dense_at(half, theta, result), theta)
         end = self.values(self.system.clock(theta, result.t + result.h), result.state.z, theta)
@@ -229,16 +235,18 @@ class EventWatch:
         for i in found.any(0).nonzero().flatten().tolist():
             values = last[:, i], middle[:, i], end[:, i]
             places[:, i] = self._locate(self.events[i], theta, result, found[:, i], in_first[:, i], *values)
-        first = places.amin(1)
-        moved = (watched & ~found.any(1))[:, None]
+        first = places.amin(1)  # nan if one is
+        lost = (signs + middle).isnan().any(1) & ~(first <= 0.5) | end.isnan().any(1) & (first == torch.inf)
+        first = first.masked_fill(watched & lost, torch.nan)
+        moved = (watched & (first == torch.inf))[:, None]
         self.signs[every], self.last[every] = torch.where(moved, after, signs), torch.where(moved, end, last)
         return first, places <= (first + 8 * torch.finfo(first.dtype).eps)[:, None]
 
     def _crossed(self, signs: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Which signs change to those of these values, in the directions of the events, and the signs after."""
-        new = values.sign()
-        same = (new == signs) | (signs == 0) | new.isnan()
-        after = torch.where(new.isnan(), signs, torch.where(new != 0, new, torch.where(same, signs, -signs)))
+        new, unknown = values.sign(), values.isnan()  # whose sign is 0
+        same = (new == signs) | (signs == 0) | unknown
+        after = torch.where(unknown, signs, torch.where(new != 0, new, torch.where(same, signs, -signs)))
         return ~same & ((self.directions == 0) | (signs == -self.directions)), after
 
     def _dense_at(self, sigma: Tensor, theta: Sequence[Tensor], result: AttemptResult) -> tuple[Tensor, State]:
@@ -311,15 +319,38 @@ class EventWatch:
         return shift, tuple(move * k for move, k in zip(moves, slope, strict=True))
 
 
-def _along(value: Tensor, at: Sequence[Tensor], slopes: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The derivative of a value along the slopes, and the sum of |derivative| |argument|; each (batch,)."""
-    rate, size = torch.zeros_like(value.detach()), value.detach().abs()
-    grads = torch.autograd.grad(value.sum(), at, allow_unused=True) if value.requires_grad else [None] * len(at)
+def _along(
+    function: Callable[..., Tensor], at: Sequence[Tensor], slopes: Sequence[Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A function's value, its derivative along the slopes, and the sum of |derivative| |argument|; each (batch,)."""
+    value, grads = _value_and_gradients(function, at)
+    rate, size = torch.zeros_like(value), value.abs()
     for grad, argument, slope in zip(grads, at, slopes, strict=False):
         if grad is not None:
             rate = rate + (grad.conj() * slope).real.reshape(len(rate), -1).sum(1)
             size = size + (grad.abs() * argument.detach().abs()).reshape(len(rate), -1).sum(1)
-    return rate, size
+    return value, rate, size
+
+
+def _value_and_gradients(
+    function: Callable[..., Tensor], at: Sequence[Tensor]
+) -> tuple[Tensor, Sequence[Tensor | None]]:
+    """The values of a function, (batch,), and the gradients of their sum; None where it does not depend."""
+    if torch.is_inference_mode_enabled():  # autograd records nothing there, but torch.func does
+        value, pull_back = torch.func.vjp(function, *at)
+        return value, pull_back(torch.ones_like(value))
+    with torch.enable_grad():
+        at = [leaf.detach().requires_grad_() for leaf in at]
+        value = function(*at)
+    if not value.requires_grad:
+        return value, [None] * len(at)
+    return value.detach(), torch.autograd.grad(value, at, torch.ones_like(value), allow_unused=True)
+
+
+def _replaced(state: LoopState, other: LoopState, mask: Tensor) -> LoopState:
+    """A state with some of its samples taken from another one."""
+    pairs = zip(tensors_of(state), tensors_of(other), strict=True)
+    return rebuild(state, [where(mask, (new,), (old,))[0] for old, new in pairs])
 
 
 def step_bracket(in_first: Tensor, start: Tensor, middle: Tensor, end: Tensor) -> Bracket:
@@ -339,6 +370,7 @@ def find_root(function: Callable[[Tensor], Tensor], bracket: Bracket) -> Tensor:
     Each guess is the root of the parabola through the last three points (Muller, 1956), which lies in the bracket since
     the signs at its ends differ. Guesses from one side leave the other end of the bracket where it is, so each goes
     further than the one before. From the twelfth on, every second guess is the middle: at most a hundred are needed.
+    The result is nan if the function is nan at a guess.
     """
     a, fa, b, fb, c, fc = bracket
     within = max(1e-12, 4 * torch.finfo(a.dtype).eps)
@@ -357,8 +389,9 @@ def find_root(function: Callable[[Tensor], Tensor], bracket: Bracket) -> Tensor:
         c, fc = torch.where(same, a, b), torch.where(same, fa, fb)
         b, fb = torch.where(same, b, a), torch.where(same, fb, fa)
         a, fa = x, fx
-        best = torch.where(done, best, torch.where(fa.abs() < fb.abs(), a, b))
-        done = done | ((b - a).abs() < 2 * within) | (fa == 0) | ~fa.isfinite()
+        closer = torch.where(fa.abs() < fb.abs(), a, b)
+        best = torch.where(done, best, torch.where(fa.isnan(), torch.nan, closer))
+        done = done | ((b - a).abs() < 2 * within) | (fa == 0) | fa.isnan()
         if bool(done.all()):
             break
     return best

@@ -2,9 +2,10 @@
 
 With step="sample" each sample has its own time, and samples that are done are left out of the batch. This is right only
 if the slope of a sample depends on its own time, state and control. It is found out by evaluations: of a part of the
-batch, in another order and next to a copy that was moved in time and state; and, where that part alone has other
-slopes, of the whole batch with some samples moved. The latter tells dynamics that know samples by their places, or how
-many there are, for which the batch is kept whole, from samples that interact, which are refused.
+batch, in another order and next to samples that were moved; and, where that part alone has other slopes, of the whole
+batch with some samples moved. The latter tells dynamics that know samples by their places, or how many there are, for
+which the batch is kept whole, from samples that interact, which are refused. A moved sample is at a later time, with a
+state and a control above those of all others, or below them, so that a maximum over the batch changes too.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ CONTROLS_INTERACT = (
     " row per sample. If it has shape (batch,), write theta.reshape(-1{ones}) * x; compute what samples share (a mean"
     " over the batch) outside of the dynamics"
 )
+
+
+_HIGH, _LOW = 0, 1  # where a sample is moved to: above all others, or below
 
 
 class Evaluated(Protocol):
@@ -108,10 +112,24 @@ class Positions:
         """Move the first half of the samples in time, state and control: the others must not notice."""
         if self.batch == 1 or self.together:
             return
+        for place in (_HIGH, _LOW):
+            self._refuse_if_noticed(place, system, t, z, theta, slope, later)
+
+    def _refuse_if_noticed(
+        self,
+        place: int,
+        system: Evaluated,
+        t: Tensor,
+        z: State,
+        theta: Sequence[Tensor],
+        slope: State,
+        later: Tensor,
+    ) -> None:
+        """Move the first half of the samples above or below all others."""
         moved = torch.arange(len(t), device=t.device) < len(t) // 2
-        times, states = torch.where(moved, later, t), where(moved, _elsewhere(z), z)
+        times, states = torch.where(moved, later, t), where(moved, _beyond(z, place), z)
         count = len(theta) - system.time_constants
-        controls = (*where(moved, _elsewhere(theta[:count]), theta[:count]), *theta[count:])
+        controls = (*where(moved, _beyond(theta[:count], place), theta[:count]), *theta[count:])
         if _agree(system, times, states, controls, slope, ~moved):
             return
         if not _agree(system, t, z, theta, slope, ~moved):  # no function at all, but random numbers
@@ -124,29 +142,45 @@ class Positions:
         raise InputError(CONTROLS_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
 
 
+@torch.no_grad()
 def _part_agrees(system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor) -> bool:
-    """Whether the second half of the samples, reversed and after a moved copy, has the slopes that it has in the batch.
+    """Whether the second half of the samples, reversed and after moved copies, has the slopes that it has in the batch.
 
     A difference may be one of rounding: fewer samples may take another algorithm.
     """
     count, half = len(t), len(t) // 2
-    copies = 1 if count > 3 else 2  # the part must have another size than the batch
+    copies = 3 if half == 2 else 2  # the part must have another size than the batch
     rows = torch.arange(count - 1 + copies, half - 1, -1, device=t.device).clamp_max(count - 1)
     first = torch.arange(len(rows), device=t.device) < copies
     some, constants = ([leaf.index_select(0, rows) for leaf in leaves] for leaves in (z, theta))
     expected = tuple(leaf.index_select(0, rows) for leaf in slope)
     times = torch.where(first, later[rows], t[rows])
-    state = where(first, _elsewhere(some), some)
+    moved = [*some, *constants[: len(constants) - system.time_constants]]
+    for place in range(copies):
+        for leaf, beyond in zip(moved, _beyond(moved, place % 2), strict=True):
+            leaf[place] = beyond[0]
     versions = [version_of(leaf) for leaf in slope]
-    agrees = _agree(system, times, state, constants, expected, ~first, digits=1e3)
+    agrees = _agree(system, times, tuple(some), constants, expected, ~first, digits=1e3)
     if [version_of(leaf) for leaf in slope] != versions:
         raise InputError(REUSES_OUTPUT)
     return agrees
 
 
-def _elsewhere(z: Sequence[Tensor]) -> list[Tensor]:
-    """Other values, also where these are 0; whole numbers stay."""
-    return [1.25 * leaf + 0.125 if leaf.is_floating_point() or leaf.is_complex() else leaf for leaf in z]
+def _beyond(leaves: Sequence[Tensor], place: int) -> list[Tensor]:
+    """Values above those of all samples, or below them, the same in every row; whole numbers stay."""
+    return [_beyond_all(leaf, place) for leaf in leaves]
+
+
+def _beyond_all(leaf: Tensor, place: int) -> Tensor:
+    if leaf.is_complex():
+        return torch.view_as_complex(_beyond_all(torch.view_as_real(leaf), place))
+    if not leaf.is_floating_point():
+        return leaf
+    finite = leaf.detach().nan_to_num(0.0, 0.0, 0.0)
+    edge = finite.amax(0) if place == _HIGH else finite.amin(0)
+    away = 0.25 * edge.abs() + 0.125
+    # Not the same distance on both sides, which could leave a mean as it is.
+    return (edge + away if place == _HIGH else edge - 1.5 * away).expand_as(leaf)
 
 
 @torch.no_grad()

@@ -162,6 +162,19 @@ class Attempt:
         )
         return good, taken, after
 
+    def reject(self, state: LoopState, h: Tensor, t1: Tensor) -> LoopState:
+        """The state of samples whose step h met a value that is not finite: a smaller step is next, if there is one."""
+        h_next = state.h if self.fixed else self.limits.clamp(h * self.rule.smallest)
+        # A step below the rounding of the state leaves the state where it is.
+        tiny = h_next.abs() <= 10 * torch.finfo(self.system.dtype).eps * t1.abs()
+        failed = state.alive if self.fixed else state.alive & (tiny | self._too_small(h, h_next, t1))
+        return state._replace(
+            h=h_next,
+            alive=state.alive & ~failed,
+            status=state.status.masked_fill(failed, Status.NOT_FINITE),
+            rejected=state.rejected + 1,
+        )
+
     def _too_small(self, h: Tensor, h_next: Tensor, t1: Tensor) -> Tensor:
         """Which samples cannot try a smaller step than h."""
         tiny = h_next.abs() <= 10 * torch.finfo(t1.dtype).eps * t1.abs()
