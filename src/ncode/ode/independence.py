@@ -173,7 +173,7 @@ def _beyond(leaves: Sequence[Tensor], place: int) -> list[Tensor]:
 
 def _beyond_all(leaf: Tensor, place: int) -> Tensor:
     if leaf.is_complex():
-        return torch.view_as_complex(_beyond_all(torch.view_as_real(leaf), place))
+        return torch.complex(_beyond_all(leaf.real, place), _beyond_all(leaf.imag, place))
     if not leaf.is_floating_point():
         return leaf
     finite = leaf.detach().nan_to_num(0.0, 0.0, 0.0)

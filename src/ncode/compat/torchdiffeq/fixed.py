@@ -85,8 +85,8 @@ class Fixed:
         name = 'the result of options["grid_constructor"]'
         grid = check_times(grid, t.device, name)
         if grid[0] != t[0] or grid[-1] != t[-1]:
-            begin, end = t[0].item(), t[-1].item()
-            raise InputError(f"{name} must reach from t[0] to t[-1], {begin:.6g} to {end:.6g}; given {grid.tolist()}")
+            expected, given = (f"{times[0].item():.6g} to {times[-1].item():.6g}" for times in (t, grid))
+            raise InputError(f"{name} must reach from t[0] to t[-1], {expected}; given {len(grid)} times, {given}")
         return grid
 
     def _steps(self, f: Field, y: Tensor, grid: Tensor) -> Iterator[Step]:

@@ -10,13 +10,22 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError
-from ...ode.system import CHANGES_ARGUMENT, REUSES_OUTPUT, version_of
+from ...ode.system import version_of
 from .runge_kutta import Field
 
 Leaves = tuple[Tensor, ...]
 State = Tensor | Leaves
 Func = Callable[[Any, Any], Any]
 Norm = Callable[[Any], Any]
+
+CHANGES_ARGUMENT = (
+    "func changed t or y in place: return a new tensor instead (nn.ReLU() for nn.ReLU(inplace=True), y + 1 for"
+    " y.add_(1)), or work on y.clone()"
+)
+REUSES_OUTPUT = (
+    "func wrote into a tensor that it had returned before (out=..., or a buffer that is filled anew): a step needs the"
+    " slopes of several evaluations, so return a new tensor each time"
+)
 
 
 class Layout:
