@@ -345,6 +345,16 @@ def test_newton_s_failure_is_a_status_of_its_sample():
         ncode.solve(lambda t, x, theta: x * x, double(1.0), 0.0, 1.0, method="implicit_euler", dt=1.0)
 
 
+@pytest.mark.parametrize("options", [{"method": "implicit_euler", "dt": 0.1}, {"method": "trapezoid", "dt": 0.1}, {}])
+def test_dynamics_that_become_nan_are_no_failure_of_newton_s_method(options):
+    def field(t, x, theta):
+        return torch.where(t[:, None] > theta[:, None], torch.nan, -x)
+
+    options = {"method": "kvaerno5", "throw": False, "theta": double(0.55, 2.0)[:, 0], **options}
+    sol = ncode.solve(field, double(1.0, 1.0), 0.0, 1.0, **options)
+    assert sol.status == (Status.NOT_FINITE, Status.OK)
+
+
 @every_adaptive
 def test_a_blow_up_ends_its_sample_alone(method):
     sol = ncode.solve(lambda t, x, theta: x * x, double(2.0, 0.5), 0.0, 1.0, method=method, throw=False)

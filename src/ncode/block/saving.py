@@ -199,7 +199,7 @@ def _digest(header: Mapping[str, Any], values: bytes) -> str:
 
 def _read_config(path: Path, header: Mapping[str, Any], values: bytes, limit: float) -> Any:
     """The configuration of the module whose model.safetensors has this header and these values."""
-    metadata = header.get("__metadata__", {})
+    metadata = header.get("__metadata__") or {}  # null is valid too
     if CONFIG_KEY not in metadata and DIGEST_KEY not in metadata:
         return _parse(path / CONFIG, _read(path / CONFIG, limit), limit)
     text = metadata.get(CONFIG_KEY)

@@ -172,7 +172,7 @@ class DirkStep(ImplicitStep):
             at_start = linearise(system, theta, system.clock(theta, t), z)
             factors = factorise(at_start.rows, (size * tableau.gamma)[:, 0])
         start = slope(system.clock(theta, t), z) if graph else at_start.slope
-        failed = factors.singular
+        failed, undefined = factors.singular, torch.zeros_like(factors.singular)
         spent = torch.zeros_like(failed, dtype=torch.int32)
         increments: list[Tensor] = []
         end = vector
@@ -185,7 +185,8 @@ class DirkStep(ImplicitStep):
             with torch.no_grad():
                 guess = self._guess(i, increments, size, at_start)
                 found = self._solve(slope, theta, time, base, base + tableau.gamma * guess, size, factors, ~failed, z)
-            failed, spent, end = failed | found.failed, spent + found.spent, found.vector
+            failed, undefined = failed | found.failed, undefined | found.undefined
+            spent, end = spent + found.spent, found.vector
             if graph:
                 end = self._differentiable(slope, theta, time, base, end, size, z)
             increments.append((end - base) / tableau.gamma)
@@ -193,8 +194,8 @@ class DirkStep(ImplicitStep):
             end = vector + combine(increments, tableau.b)
         end = torch.where(failed[:, None], torch.nan, end)
         result = self._result(_Arguments(t, h, z, theta), end, start, increments, factors)
-        failure = torch.where(failed, Status.NEWTON_FAILED, Status.OK)
-        return result._replace(failure=torch.where(factors.singular, Status.SINGULAR_MATRIX, failure), spent=spent)
+        failure = torch.where(failed, Status.NEWTON_FAILED, Status.OK).masked_fill(undefined, Status.NOT_FINITE)
+        return result._replace(failure=failure.masked_fill(factors.singular, Status.SINGULAR_MATRIX), spent=spent)
 
     def _guess(self, i: int, increments: Sequence[Tensor], size: Tensor, at_start: Linearised) -> Tensor:
         """A first guess of the increment of stage i."""

@@ -23,6 +23,7 @@ class Root(NamedTuple):
 
     vector: Tensor
     failed: Tensor  # which samples did not converge
+    undefined: Tensor  # which of them met a value that is not finite at once
     spent: Tensor  # evaluations per sample
 
 
@@ -46,7 +47,7 @@ def find_root(
         most: Number of iterations after which a sample fails.
         growth: A sample fails if its change grows by more than this factor.
     """
-    previous = None
+    previous, undefined = None, torch.zeros_like(active)
     spent, lost = torch.zeros_like(active, dtype=torch.int32), ~active
     for _ in range(most):
         if not bool(active.any()):
@@ -55,14 +56,16 @@ def find_root(
         y, spent = torch.where(active[:, None], y - change, y), spent + active
         norm = (change / scale_at(y)).abs().amax(1)
         done, diverges = norm <= 1, ~norm.isfinite()
-        if previous is not None:
+        if previous is None:
+            undefined = active & ~norm.isfinite()
+        else:
             rate = norm / previous
             done = done | ((rate < 1) & (norm * rate <= 1 - rate))
             diverges = diverges | (rate > growth)
         lost = lost | (active & diverges & ~done)
         active = active & ~(done | diverges)
         previous = norm
-    return Root(y, active | lost, spent)
+    return Root(y, active | lost, undefined, spent)
 
 
 def rounding_scale(size: Tensor) -> Tensor:

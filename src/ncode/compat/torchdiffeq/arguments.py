@@ -28,6 +28,11 @@ class SolverFailed(SolveError, AssertionError):
     def __init__(self, status: Status, t: float, where: str = 'max_steps is options["max_num_steps"] here'):
         super().__init__([0], [t], [status], None, 1, where)
 
+    def __str__(self) -> str:
+        status, where = self.statuses[0], self.args[-1]
+        sentence = status.sentence if status != Status.NOT_FINITE else "func returned nan or inf, or y overflowed"
+        return f"stopped at t = {self.times[0]:.6g}: {status.name}: {sentence} ({where})"
+
 
 LOWEST = {"step_size": 0, "safety": 0, "dfactor": 0, "ifactor": 1, "first_step": 0, "min_step": 0}
 FOR_FIXED = ("step_size", "grid_constructor", "interp", "perturb", "norm", "gradient")

@@ -181,7 +181,8 @@ def _newton(flat: _FlatField, stages: Stages, guess: Tensor) -> Tensor:
     first, active = guess.reshape(1, -1), torch.ones(1, dtype=torch.bool, device=guess.device)
     root = find_root(change_at, first, scale_at, active, stages.max_iters, growth=float("inf"))
     if bool(root.failed):
-        status = Status.SINGULAR_MATRIX if singular else Status.NEWTON_FAILED
+        undefined = Status.NOT_FINITE if bool(root.undefined) else Status.NEWTON_FAILED
+        status = Status.SINGULAR_MATRIX if singular else undefined
         raise SolverFailed(status, stages.times[-1].item(), WHERE)
     return root.vector.view_as(base)
 
