@@ -224,6 +224,15 @@ def test_a_checksum_without_a_configuration_is_refused(tmp_path):
         from_pretrained(tmp_path)
 
 
+def test_metadata_may_be_null_as_in_files_of_other_programs(tmp_path):
+    saved = model(3, t1=1.0)
+    save_pretrained(saved, tmp_path)
+    file = tmp_path / "model.safetensors"
+    header, values = saving._split(file.read_bytes())
+    file.write_bytes(saving._join({**header, "__metadata__": None}, values))
+    assert same(load(tmp_path), saved)
+
+
 def test_a_file_in_place_of_the_folder_is_named(tmp_path):
     (tmp_path / "model").write_text("")
     with pytest.raises(ncode.InputError, match="is a file"):
