@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 from ncode_lab.cli import main
+from ncode_lab.experiments.reflection.experiment import Reflection
 
 FAST = ["--smoke", "--device", "cpu", "--quiet"]
 
@@ -158,6 +159,15 @@ def test_report_draws_what_results_alone_can_show_and_knows_their_experiment(tmp
     text = page.read_text()
     assert "Memory: bit patterns" in text
     assert text.count("data:image/svg+xml") == 1
+
+
+def test_redrawn_figures_have_the_models_in_the_order_of_tables(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Reflection, "redraw", classmethod(lambda cls, results: seen.extend(results) or []))
+    for model in ("closed-loop", "node", "open-loop"):
+        (tmp_path / f"{model}.json").write_text(json.dumps(hostile_result(experiment="reflection", model=model)))
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "page.html")]) == 0
+    assert [result.model for result in seen] == ["node", "open-loop", "closed-loop"]
 
 
 def test_models_of_a_table_stand_as_the_settings_name_them_whatever_else_is_said_about_a_result(runs, tmp_path):

@@ -51,8 +51,9 @@ def _redraw(run: Run, folder: Path) -> list[Drawing]:
     name = run.text("experiment")
     if name not in EXPERIMENTS:
         return []
-    target = Path(tempfile.mkdtemp(dir=folder))
-    return [Drawing(each.name, each.caption, each.save(target)) for each in find(name).redraw(run.results)]
+    target, kind = Path(tempfile.mkdtemp(dir=folder)), find(name)
+    ordered = sort_results(run.results, kind.about()["models"])  # as in tables, not as file names are sorted
+    return [Drawing(each.name, each.caption, each.save(target)) for each in kind.redraw(ordered)]
 
 
 @dataclass(frozen=True)
