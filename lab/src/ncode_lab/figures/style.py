@@ -84,12 +84,15 @@ def whole_ticks(*axes: Axis, most: int = 5) -> None:
         axis.set_major_locator(MaxNLocator(nbins=most, steps=[1, 2, 5, 10], integer=True))
 
 
-def shared_legend(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
-    """One legend above all panels, each name once."""
+def shared_legend(figure: Figure, panels: Iterable[Axes], columns: int, last: Iterable[str] = ()) -> None:
+    """One legend above all panels, each name once; names in `last` follow the others."""
     known = {}
     for panel in panels:
         handles, labels = panel.get_legend_handles_labels()
         known |= dict(zip(labels, handles, strict=True))
+    for name in last:
+        if name in known:
+            known[name] = known.pop(name)
     columns = max(1, min(len(known), columns))
     figure.legend(list(known.values()), list(known), loc="outside upper center", ncols=columns, frameon=False)
 

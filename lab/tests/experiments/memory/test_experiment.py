@@ -143,8 +143,10 @@ def test_curves_of_several_runs_are_drawn_together_from_their_result_files_alone
     pictures = {picture.name: picture.figure for picture in Memory.redraw(results)}
     assert list(pictures) == ["error", "settings", "capacity"]
     both = pictures["error"].axes
-    assert [panel.get_title() for panel in both] == [f"n = 20, {p} patterns, 50 % lost" for p in (2, 3)]
+    assert [panel.get_title() for panel in both] == [f"n = 20, {p} patterns,\n50 % lost" for p in (2, 3)]
     assert [[line.get_label() for line in panel.lines[:2]] for panel in both] == [["plastic N-CODE", "ODE-RNN"]] * 2
+    (legend,) = pictures["error"].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["plastic N-CODE", "ODE-RNN", "query copied", "1 %"]
     # Episodes are steps times the batch of the run that a curve comes from.
     assert [max(panel.lines[0].get_xdata()) for panel in both] == [16, 16]
     (only,) = pictures["settings"].axes

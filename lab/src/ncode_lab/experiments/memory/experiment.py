@@ -230,8 +230,8 @@ EPISODE = (
 )
 RIVALS = (
     "Error rate in training against episodes seen, one panel per setting. Lines: means over seeds; bands: minimum to"
-    " maximum; each point is a mean over some steps. Dotted: chance, where the given bits are right and the others"
-    " guessed. Dashed: 1 %."
+    " maximum; each point is a mean over some steps. Dotted: copying the query and guessing the bits that are lost."
+    " Dashed: 1 %."
 )
 PLASTIC = (
     "Plastic N-CODE alone: error rate against episodes for each fraction of lost bits and each number of patterns."

@@ -19,6 +19,7 @@ from .models import MODELS, PAPER_MODELS
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 SHOWN = 0.5  # seconds
 MOST = 100  # bits in the image of an episode
+COPIED, ONE = "query copied", "1 %"  # lines of reference
 BINS = 24  # of a curve: single steps would be too noisy to read
 
 
@@ -42,7 +43,7 @@ def draw_rivals(lines: Sequence[Line]) -> Figure:
     settings = _settings(line for line in lines if line.model != "ncode") or _settings(lines)
     rows = sorted({n for n, _, _ in settings})
     columns = max(sum(n == row for n, _, _ in settings) for row in rows)
-    width, height = (3.0, 2.8) if columns > 1 else (6.6, 3.6)
+    width, height = (2.4, 2.7) if columns > 1 else (6.6, 3.6)
     figure, panels = new_panels(len(rows), columns, width, height, sharey=True)
     for row, n in enumerate(rows):
         here = [setting for setting in settings if setting[0] == n]
@@ -54,7 +55,7 @@ def draw_rivals(lines: Sequence[Line]) -> Figure:
         for panel in panels[row][len(here) :]:
             panel.set_axis_off()
         panels[row][0].set_ylabel("error, %")
-    shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 1.7))
+    shared_legend(figure, panels.flat, columns=4, last=(COPIED, ONE))
     return figure
 
 
@@ -70,7 +71,7 @@ def draw_plastic(lines: Sequence[Line]) -> Figure:
             for shade, count in zip(shades, counts, strict=True):
                 here = [line for line in lines if line[1:4] == (n, count, degradation)]
                 _draw(panel, here, tuple(shade), f"{count} patterns")
-            panel.set_title(f"n = {n}, {per_cent(degradation, 0)} lost", fontsize="medium")
+            panel.set_title(f"n = {n:,}, {per_cent(degradation, 0)} lost", fontsize="medium")
             _frame(panel)
         panels[row][0].set_ylabel("error, %")
     shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 1.7))
@@ -98,12 +99,12 @@ def draw_capacity(points: Sequence[Point]) -> Figure:
             for model in sorted({point.model for point in here}, key=MODELS.index):
                 counts, errors = _by_seed([point for point in here if point.model == model])
                 draw_band(panel, counts, errors, colour(model), model_name(model, "memory"))
-            panel.set_title(f"n = {n}, {per_cent(degradation, 0)} of bits lost", fontsize="medium")
+            panel.set_title(f"n = {n:,}, {per_cent(degradation, 0)} of bits lost", fontsize="medium")
             panel.axhline(1, color="0.4", linewidth=0.9, linestyle="--")
             panel.set(xlabel="patterns", ylim=(0, 40))
             panel.spines[["top", "right"]].set_visible(False)
         panels[row][0].set_ylabel("error, %")
-    shared_legend(figure, panels.flat, columns=int(figure.get_figwidth() // 2.4))
+    shared_legend(figure, panels.flat, columns=3)  # full rows: matplotlib fills columns first
     return figure
 
 
@@ -170,13 +171,13 @@ def _settings(lines: Iterable[Line]) -> list[tuple[int, int, float]]:
 
 def _dress(panel: Axes, setting: tuple[int, int, float]) -> None:
     n, patterns, degradation = setting
-    panel.set_title(f"n = {n}, {patterns} patterns, {per_cent(degradation, 0)} lost", fontsize="medium")
-    panel.axhline(50 * degradation, color="0.4", linewidth=0.9, linestyle=":", label="chance")
+    panel.set_title(f"n = {n:,}, {patterns} patterns,\n{per_cent(degradation, 0)} lost", fontsize="medium")
+    panel.axhline(50 * degradation, color="0.4", linewidth=0.9, linestyle=":", label=COPIED)
     _frame(panel)
 
 
 def _frame(panel: Axes) -> None:
-    panel.axhline(1, color="0.4", linewidth=0.9, linestyle="--", label="1 %")
+    panel.axhline(1, color="0.4", linewidth=0.9, linestyle="--", label=ONE)
     panel.set(xscale="log", xlabel="episodes", ylim=(0, 52))
     panel.spines[["top", "right"]].set_visible(False)
 
