@@ -298,6 +298,13 @@ def test_networks_of_blocks_have_a_figure_of_their_own(tmp_path):
     ]
 
 
+def test_a_training_that_diverges_has_logarithmic_losses():
+    seen = {"evaluation step": [1, 2], "train step": [1, 2], "train loss": [2.0, 1e6]}
+    seen |= {"evaluation accuracy": [0.5, 0.2], "evaluation loss": [1.2, 1e12], "evaluation nfe": [20.0, 60.0]}
+    _, losses, nfe = draw_classification({"ncode": [seen]}).axes
+    assert (losses.get_yscale(), nfe.get_xscale()) == ("log", "log")
+
+
 def test_a_clock_counts_no_evaluations():
     clock = StepClock(warm_up=0)
     for step in (0, 1, 2):

@@ -27,6 +27,7 @@ class Course(NamedTuple):
 def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
     """Accuracy, losses and evaluations, from the curves of the seeds of each model."""
     figure, ((accuracy, losses, nfe),) = new_panels(1, 3, width=3.6, height=3.2)
+    diverged = _spans_decades(curves, "evaluation loss")
     for model, seeds in curves.items():
         course, shade = course_of(seeds), colour(model)
         draw_band(accuracy, course.steps, 100 * course.accuracy, shade, model_name(model))
@@ -35,13 +36,17 @@ def draw_classification(curves: Mapping[str, Sequence[Curves]]) -> Figure:
         if not course.nfe.any():  # the model has no flow
             continue
         nfe.plot(course.loss.flatten(), course.nfe.flatten(), ".", color=shade, markersize=3, alpha=0.3, linewidth=0)
-        nfe.plot(course.loss.mean(0), course.nfe.mean(0), color=shade, linewidth=1.2)
+        if not diverged:  # else the line would only follow the seed that did
+            nfe.plot(course.loss.mean(0), course.nfe.mean(0), color=shade, linewidth=1.2)
     whole_ticks(accuracy.xaxis, losses.xaxis, accuracy.yaxis, nfe.yaxis)
-    nfe.locator_params(axis="x", nbins=5)
     accuracy.set(xlabel="training steps", ylabel="held-out accuracy, %")
     losses.set(xlabel="training steps", ylabel="loss (dashed: training images)")
-    if _spans_decades(curves):
+    if _spans_decades(curves, "train loss"):
         losses.set_yscale("log")
+    if diverged:
+        nfe.set_xscale("log")
+    else:
+        nfe.locator_params(axis="x", nbins=5)
     low, high = nfe.get_ylim()
     nfe.set(xlabel="held-out loss", ylabel="evaluations of the field", ylim=(max(0, low - 2), high + 2))
     rows = -(-len(curves) // 6)
@@ -72,7 +77,7 @@ def _binned(seed: Curves, steps: Tensor) -> Tensor:
     return torch.stack(means) if means else torch.zeros(0, dtype=torch.float64)
 
 
-def _spans_decades(curves: Mapping[str, Sequence[Curves]]) -> bool:
-    """Whether the losses need a logarithmic axis."""
-    losses = [value for seeds in curves.values() for seed in seeds for value in seed.get("train loss", ()) if value > 0]
+def _spans_decades(curves: Mapping[str, Sequence[Curves]], name: str) -> bool:
+    """Whether losses of that name need a logarithmic axis."""
+    losses = [value for seeds in curves.values() for seed in seeds for value in seed.get(name, ()) if value > 0]
     return bool(losses) and max(losses) / min(losses) > 100
