@@ -73,6 +73,14 @@ def test_training_curves_name_each_model_once():
     assert [found.count(name) for name in ("AE", "PCA")] == [1, 1]
 
 
+def test_errors_have_plain_numbers_as_in_tables():
+    seen = {"evaluation step": [1, 2], "evaluation error": [0.08, 0.002], "train step": [], "train error": []}
+    figure = draw_training({"ae": [seen]}, {})
+    figure.canvas.draw()
+    found = [tick.get_text() for tick in figure.axes[0].get_yticklabels()]
+    assert {"0.002", "0.005", "0.01", "0.02", "0.05"} <= set(found)
+
+
 def test_scores_show_both_protocols_the_floor_and_the_papers_stars():
     line = {10: 3.0, 100: 2.0}
     figure = draw_scores({"ae": {"paper": line, "honest": line}}, {"ae": 1.0}, "components", "FID", {"ae": line})

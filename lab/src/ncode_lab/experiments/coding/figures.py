@@ -9,6 +9,7 @@ import torch
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from torch import Tensor
 
 from ...figures.curves import Curves
@@ -65,6 +66,10 @@ def draw_training(curves: Mapping[str, Sequence[Curves]], principal: Mapping[str
         panel.axhline(error, color="0.4", linestyle=style, linewidth=1.2, label=name)
     panel.set(xlabel="training steps", yscale="log")
     whole_ticks(panel.xaxis)
+    # Plain numbers, as in the tables.
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    panel.yaxis.set_minor_formatter(NullFormatter())
     panel.set_ylabel("mean squared error (dashed: training batches)", fontsize="small")
     panel.legend(frameon=False, fontsize="small")
     return figure
