@@ -94,6 +94,9 @@ def test_samples_and_neighbours_have_a_panel_a_density():
     assert [panel.get_ylabel() for panel in figure.axes] == ["AE", "VAE"]
     some = Neighbours(pictures(3), pictures(3, 4), 0.9)
     assert "10 components\n90 % nearer to test" in texts(draw_neighbours({"10 components": some}))
+    three = draw_neighbours({"a": some, "b": some, "c": some})
+    assert {"a\n90 % nearer to test", "b\n90 % nearer to test", "c\n90 % nearer to test"} <= set(texts(three))
+    assert three.axes[0].get_subplotspec().get_gridspec().nrows == 2
 
 
 def test_maps_stand_side_by_side_by_mixture_and_by_label():

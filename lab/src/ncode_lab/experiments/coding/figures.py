@@ -130,17 +130,22 @@ def draw_scores(
 
 
 def draw_neighbours(found: Mapping[str, Neighbours]) -> Figure:
-    """One panel per density: in each row a sample and, to its right, the test images nearest to it."""
+    """A part per density, two in a row: on each line a sample and, to its right, the test images nearest to it."""
     count = len(next(iter(found.values())).samples)
     near = next(iter(found.values())).nearest.shape[1]
-    figure = new_figure(1, len(found), width=0.55 * (near + 1) + 0.5, height=0.5 * count + 0.8)
+    wide = min(2, len(found))
+    high = -(-len(found) // wide)
+    figure = new_figure(high, wide, width=0.55 * (near + 1) + 0.5, height=0.5 * count + 0.8)
     # The gap between densities is wider than that between a sample and its neighbours.
-    widths = ([1, near, 0.5] * len(found))[:-1]
-    panels = figure.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
-    for gap in panels[2::3]:
-        gap.set_axis_off()
+    widths = ([1, near, 0.5] * wide)[:-1]
+    panels = figure.subplots(high, len(widths), width_ratios=widths, squeeze=False)
+    for panel in panels.flat:
+        panel.set_axis_off()
     for number, (name, each) in enumerate(found.items()):
-        sample, nearest = panels[3 * number : 3 * number + 2]
+        row, column = divmod(number, wide)
+        sample, nearest = panels[row, 3 * column : 3 * column + 2]
+        for panel in (sample, nearest):
+            panel.set_axis_on()
         show_images(sample, each.samples, columns=1)
         show_images(nearest, each.nearest.flatten(0, 1), columns=near)
         sample.set_title("sample", fontsize="x-small")
