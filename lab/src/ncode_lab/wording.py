@@ -74,13 +74,15 @@ def model_name(key: str, experiment: str = "") -> str:
 def format_number(value: float, digits: int = 2) -> str:
     """Format a number with digits after the point, or with a power of ten if it is very small or large.
 
-    >>> format_number(0.5), format_number(3.14e-6), format_number(1.2e9), format_number(float("nan"))
-    ('0.50', '3.1×10⁻⁶', '1.2×10⁹', 'not finite')
+    >>> format_number(0.5), format_number(3.14e-6), format_number(1940, 0), format_number(1.2e9)
+    ('0.50', '3.1×10⁻⁶', '1,940', '1.2×10⁹')
+    >>> format_number(float("nan"))
+    'not finite'
     """
     if not math.isfinite(value):
         return "not finite"
     if value == 0 or is_plain(value, digits):
-        return f"{value:.{digits}f}"
+        return f"{value:,.{digits}f}"
     return _with_power(value)
 
 

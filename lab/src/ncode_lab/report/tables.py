@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from ..training import Column, Reported, Result
-from ..wording import LARGE, SUPERSCRIPTS, format_number, is_plain, model_name
+from ..wording import LARGE, SUPERSCRIPTS, format_alike, format_number, is_plain, model_name
 
 NONE = "–"
 
@@ -159,13 +159,16 @@ def format_mean(values: Sequence[float], column: Column, seeds: int) -> str:
     ('25.0 ± 1.0', '25.0 ± 1.4 (2 of 3)')
     >>> format_mean([0.25], column, 1), format_mean([0.25, math.inf], column, 2)
     ('25.0', 'not finite')
+    >>> format_mean([0.0, 0.0, 0.001], column, 3)
+    '3.3×10⁻² ± 5.8×10⁻²'
     """
     mean, spread = _mean_and_spread(values, column.scale)
     text = format_number(mean, column.digits)
     if math.isfinite(mean) and len(values) > 1:
-        # Next to a mean without a power of ten, a spread of 0.00 is clear.
+        # Next to a mean without a power of ten, a spread of 0.00 is clear; next to one with, the spread has one too.
         plain = (mean == 0 or is_plain(mean, column.digits)) and spread < LARGE
-        text += f" ± {spread:.{column.digits}f}" if plain else f" ± {format_number(spread, column.digits)}"
+        other = f"{spread:,.{column.digits}f}" if plain else format_alike([mean, spread], column.digits)[1]
+        text += f" ± {other}"
     return text if len(values) == seeds else f"{text} ({len(values)} of {seeds})"
 
 
