@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 
 # By the key that settings and result files have.
@@ -57,6 +58,19 @@ MODEL_NAMES = {
 # A key may stand for another model there.
 NAMES_BY_EXPERIMENT = {"memory": {"ncode": "plastic N-CODE"}}
 
+# Data sets, and groups of words, by the first part of the label of a result.
+PROBLEM_NAMES = {
+    "mnist": "MNIST",
+    "fashion-mnist": "Fashion-MNIST",
+    "cifar10": "CIFAR-10",
+    "celeba (first 10k)": "CelebA (first 10,000)",
+    "a5": "A5",
+    "s5": "S5",
+    "mod7": "sums modulo 7",
+    "networks": "Networks",
+}
+MEMORY = re.compile(r"n=(\d+) patterns=(\d+) degradation=(\d\.\d+)")
+
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 # From here on, a power of ten is easier to read than digits.
 LARGE = 1e6
@@ -69,6 +83,23 @@ def model_name(key: str, experiment: str = "") -> str:
     ('N-CODE closed loop', 'plastic N-CODE', 'mine')
     """
     return NAMES_BY_EXPERIMENT.get(experiment, {}).get(key) or MODEL_NAMES.get(key, key)
+
+
+def problem_name(label: str) -> str:
+    """What a result was computed on, with the settings in its label, as readers see it.
+
+    >>> problem_name("n=1000 patterns=2 degradation=0.9"), problem_name("mu=0.5")
+    ('n = 1,000, 2 patterns, 90 % lost', 'µ = 0.5')
+    >>> problem_name("cifar10, gamma linear, clip 1"), problem_name("mine")
+    ('CIFAR-10, γ linear, clip 1', 'mine')
+    """
+    if memory := MEMORY.fullmatch(label):
+        return f"n = {int(memory[1]):,}, {memory[2]} patterns, {per_cent(float(memory[3]), 0)} lost"
+    if label.startswith("mu="):
+        return label.replace("mu=", "µ = ", 1)
+    first, *settings = label.split(", ")
+    known = [re.sub("^gamma ", "γ ", each) for each in settings]
+    return ", ".join([PROBLEM_NAMES.get(first, first), *known])
 
 
 def format_number(value: float, digits: int = 2) -> str:

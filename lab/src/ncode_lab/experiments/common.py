@@ -17,6 +17,7 @@ from ncode.errors import check_choice
 
 from ..data import DATASETS, ImageSets, load, load_own
 from ..training import Result
+from ..wording import problem_name
 from .base import Finished, Picture
 
 Curves = dict[str, list[float]]
@@ -113,7 +114,7 @@ def draw_per_dataset(results: Iterable[Result], draw: Callable[[list[Result]], l
     for result in results:
         found.setdefault(result.dataset, []).append(result)
     return [
-        picture._replace(name=f"{picture.name}-{file_name(name)}", caption=f"{name}: {picture.caption}")
+        picture._replace(name=f"{picture.name}-{file_name(name)}", caption=f"{problem_name(name)}: {picture.caption}")
         for name, some in found.items()
         for picture in draw(some)
     ]

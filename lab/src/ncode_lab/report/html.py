@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from ..training import Column
+from ..wording import problem_name
 from .tables import NONE, Row, Table
 
 # Elements without an end tag.
@@ -49,7 +50,7 @@ def as_html(table: Table, caption: str = "") -> Markup:
     for dataset in table.datasets:
         rows = [_row(row, table.in_paper) for row in table.rows if row.dataset == dataset]
         if len(table.datasets) > 1:
-            name = tag("th", tag("span", dataset), scope="rowgroup", colspan=width)
+            name = tag("th", tag("span", problem_name(dataset)), scope="rowgroup", colspan=width)
             rows.insert(0, tag("tr", name, class_="group"))
         parts.append(tag("tbody", *rows))
     box = tag("div", tag("table", *parts), class_="box", role="region", tabindex=0, aria_label=caption or "table")

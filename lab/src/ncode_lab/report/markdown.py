@@ -11,6 +11,7 @@ from ncode import InputError
 
 from ..training import Result
 from ..training.progress import format_seconds
+from ..wording import problem_name
 from .runs import read_columns
 from .tables import NONE, Table, make_table
 
@@ -36,7 +37,7 @@ def as_markdown(table: Table) -> str:
     rule = ["---"] * (1 + several) + ["---:"] * (len(head) - 1 - several)
     lines = [_line(head), "|" + "|".join(rule) + "|"]
     for row in table.rows:
-        cells = [escape(row.model), *[escape(row.dataset)] * several]
+        cells = [escape(row.model), *[escape(problem_name(row.dataset))] * several]
         for cell, in_paper in zip(row.cells, table.in_paper, strict=True):
             cells += [cell.ours or NONE, *[cell.paper or NONE] * in_paper]
         lines.append(_line([*cells, row.seeds_text, row.parameters or NONE]))

@@ -15,7 +15,7 @@ from ncode import InputError
 from ..training import Result
 from ..training.files import check_replaceable, replace_file
 from ..training.progress import format_seconds
-from ..wording import format_number, model_name
+from ..wording import format_number, model_name, problem_name
 from .html import Markup, as_html, join, tag
 from .pictures import embed
 from .runs import OLD_TITLES, Drawing, Run, gather
@@ -137,7 +137,7 @@ def _dataset(run: Run) -> str:
     """The data set of a run, if it has one and is not named after it."""
     names = {result.dataset for result in run.results}
     name = str(run.part("data").get("name") or (names.pop() if len(names) == 1 else ""))
-    return "" if name == run.text("experiment") else name
+    return "" if name == run.text("experiment") else problem_name(name)
 
 
 def _section(key: str, run: Run) -> Markup:
@@ -169,7 +169,7 @@ def _results(run: Run) -> Markup:
 
 
 def _caption(run: Run, datasets: Sequence[str], in_paper: bool) -> str:
-    parts = [f"{datasets[0]}."] if len(datasets) == 1 and datasets[0] != run.text("experiment") else []
+    parts = [f"{problem_name(datasets[0])}."] if len(datasets) == 1 and datasets[0] != run.text("experiment") else []
     if len({result.seed for result in run.results}) > 1:
         parts.append("Mean ± standard deviation over seeds.")
     if in_paper and run.text("preset") not in ("", "paper"):
@@ -233,7 +233,10 @@ def _trial(result: Result, metrics: Sequence[str]) -> Markup:
     cells = (str(result.seed), *numbers, format_seconds(result.seconds))
     rest = (tag("td", text, class_="number") for text in cells)
     return tag(
-        "tr", tag("th", model_name(result.model, result.experiment), scope="row"), tag("td", result.dataset), *rest
+        "tr",
+        tag("th", model_name(result.model, result.experiment), scope="row"),
+        tag("td", problem_name(result.dataset)),
+        *rest,
     )
 
 

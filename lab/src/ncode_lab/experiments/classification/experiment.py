@@ -15,6 +15,7 @@ from ncode.models import ImageClassifier
 from ...data import ImageSets, check_dataset, own_name
 from ...precision import tf32
 from ...training import Column, Reported, Result, Trial, TrialContext
+from ...wording import problem_name
 from ..base import Experiment, Finished, Picture
 from ..common import (
     Curves,
@@ -283,6 +284,6 @@ def _pictures(named: Sequence[tuple[str, Result]]) -> list[Picture]:
             groups.setdefault(name, {}).setdefault(result.model, []).append(result.curves)
     pictures = []
     for name, curves in sorted(groups.items()):
-        caption = f"{name[:1].upper()}{name[1:]}. {CAPTION}" if name else CAPTION
+        caption = f"{problem_name(name)}. {CAPTION}" if name else CAPTION
         pictures.append(Picture(file_name(f"training {name}"), draw_classification(curves), caption))
     return pictures

@@ -87,7 +87,7 @@ class Memory(Experiment):
         Reported(model, f"n={n} patterns={patterns} degradation={degradation}", "error", error, note)
         for n, patterns, degradation in product((100, 1000), (2, 3, 5, 10), (0.5, 0.7, 0.9))
         for model, error, note in (
-            ("ncode", 0.01, "below 1 % at every setting; figure A.3 shows n = 1000"),
+            ("ncode", 0.01, "below 1 % at every setting; figure A.3 shows n = 1,000"),
             ("data-control", 0.175, "number of patterns not given"),
             ("ode-rnn", 0.175, "number of patterns not given"),
             ("lstm", 0.25, "slightly better than chance; number of patterns not given"),
