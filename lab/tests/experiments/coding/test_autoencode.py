@@ -346,4 +346,4 @@ def test_result_files_give_training_curves_of_each_data_set():
     results = [Result("autoencode", model, *about, seen) for model in ("auton-code", "ae")]
     (picture,) = Autoencode.redraw(results)
     assert picture.name == "training-cifar10"
-    assert picture.caption.startswith("cifar10: The mean squared error")
+    assert picture.caption.startswith("CIFAR-10: The mean squared error")
