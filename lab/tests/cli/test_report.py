@@ -170,6 +170,16 @@ def test_redrawn_figures_have_the_models_in_the_order_of_tables(tmp_path, monkey
     assert [result.model for result in seen] == ["node", "open-loop", "closed-loop"]
 
 
+def test_a_report_says_which_models_were_not_trained_to_the_end(tmp_path):
+    falling = {"train error": [0.5 - 0.01 * step for step in range(20)], "train step": list(range(20))}
+    about = {"dataset": "n=100 patterns=2 degradation=0.5", "settings": {"batch": 8}, "curves": falling}
+    about |= {"about": {"n": 100, "patterns": 2, "degradation": 0.5}}
+    (tmp_path / "0.json").write_text(json.dumps(hostile_result(experiment="memory", model="ode-rnn", **about)))
+    page = tmp_path / "page.html"
+    assert main(["report", str(tmp_path), "--out", str(page)]) == 0
+    assert "ODE-RNN, not trained to the end" in page.read_text()
+
+
 def test_models_of_a_table_stand_as_the_settings_name_them_whatever_else_is_said_about_a_result(runs, tmp_path):
     results, file = tmp_path / "results", tmp_path / "page.md"
     main(["collect", str(runs), "--out", str(results)])

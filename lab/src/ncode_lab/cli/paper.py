@@ -12,6 +12,7 @@ from ..report import write_report
 from ..training import RunOptions
 from ..training.devices import is_first_process
 from ..training.options import Device
+from .report import remark_on
 
 
 @dataclass(frozen=True)
@@ -54,5 +55,5 @@ def paper(arguments: list[str]) -> int:
     # All that is there, also from other steps and processes.
     found = sorted(path.parent for path in given.out.glob("*/*/run.json"))
     if found:
-        print(write_report(found, given.out / "report.html"))
+        print(write_report(found, given.out / "report.html", remark=remark_on))
     return 1 if refused else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -42,8 +43,18 @@ class ReportOptions:
 def report(arguments: list[str]) -> int:
     """Write the report, and print its path."""
     given = tyro.cli(ReportOptions, prog="ncode report", args=arguments)
-    print(write_report(given.runs, given.out, {name: find(name).about() for name in EXPERIMENTS}, _redraw))
+    about = {name: find(name).about() for name in EXPERIMENTS}
+    print(write_report(given.runs, given.out, about, _redraw, remark=remark_on))
     return 0
+
+
+def remark_on(group: Sequence[Result]) -> str:
+    """What their experiment says next to the name of a model, given its results on one problem."""
+    name = group[0].experiment if group else ""
+    try:
+        return find(name).remark(group) if name in EXPERIMENTS else ""
+    except Exception:  # results may hold anything: see `write_report`
+        return ""
 
 
 def _redraw(run: Run, folder: Path) -> list[Drawing]:

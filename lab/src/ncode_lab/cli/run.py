@@ -25,6 +25,7 @@ from ..training.devices import is_first_process
 from ..training.lock import lock_owner
 from ..training.options import Device
 from ..training.run_folder import RECORD, find_in_use, find_unfinished, list_unfinished, read_record
+from .report import remark_on
 
 DEFAULT_PRESET = "quick"
 # Options that a resumed run must keep: the others (devices, folder, verbosity) may change.
@@ -228,7 +229,7 @@ def demo(arguments: list[str]) -> int:
             print(f"\n{name}: {kind.line}", flush=True)
         paths.append(run_experiment(kind.preset(preset), preset, options))
     link = write_explorer(given.out / "explorer.html").name
-    print(f"\n{write_report(paths, given.out / 'report.html', explorer=link)}")
+    print(f"\n{write_report(paths, given.out / 'report.html', explorer=link, remark=remark_on)}")
     return 0
 
 

@@ -34,6 +34,7 @@ def write_report(
     about: Mapping[str, Mapping[str, Any]] | None = None,
     redraw: Callable[[Run, Path], Sequence[Drawing]] | None = None,
     explorer: str | None = None,
+    remark: Callable[[Sequence[Result]], str] = lambda group: "",
 ) -> Path:
     """Write one page about runs, and return its path.
 
@@ -43,6 +44,7 @@ def write_report(
         about: Title, question, columns and the paper's numbers for results outside a run folder, by experiment.
         redraw: Draws the figures of a run without any, into the given folder.
         explorer: Address of the explorer, to link to.
+        remark: What tables say next to the model of a group of results: see `make_table`.
 
     >>> import json, tempfile
     >>> result = dict(experiment="annuli", model="node", dataset="annuli", preset="quick", seed=0, settings={},
@@ -62,7 +64,7 @@ def write_report(
         found = gather(runs, about)
         if redraw is not None:
             found = [run if run.drawings else _redrawn(run, redraw, Path(folder)) for run in found]
-        page = render(found, explorer)
+        page = render(found, explorer, remark)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # A lone surrogate, which JSON may hold and UTF-8 may not, becomes a question mark.
@@ -80,7 +82,11 @@ def _redrawn(run: Run, redraw: Callable[[Run, Path], Sequence[Drawing]], folder:
         return replace(run, notes=(*run.notes, fault))
 
 
-def render(runs: Sequence[Run], explorer: str | None = None) -> str:
+def render(
+    runs: Sequence[Run],
+    explorer: str | None = None,
+    remark: Callable[[Sequence[Result]], str] = lambda group: "",
+) -> str:
     """Return the page as text."""
     title = f"N-CODE: {_title(runs[0])}" if len(runs) == 1 else "N-CODE: report"
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -94,7 +100,7 @@ def render(runs: Sequence[Run], explorer: str | None = None) -> str:
         tag("title", title),
         tag("style", Markup(style)),
     )
-    sections = (_section(key, run) for key, run in zip(keys, runs, strict=True))
+    sections = (_section(key, run, remark) for key, run in zip(keys, runs, strict=True))
     body = tag("body", _opening(keys, runs, explorer), tag("main", *sections))
     return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
 
@@ -140,7 +146,7 @@ def _dataset(run: Run) -> str:
     return "" if name == run.text("experiment") else problem_name(name)
 
 
-def _section(key: str, run: Run) -> Markup:
+def _section(key: str, run: Run, remark: Callable[[Sequence[Result]], str]) -> Markup:
     figures, faults = _figures(run.drawings)
     notes = [tag("li", note) for note in (*run.notes, *faults)]
     paragraphs = (part.strip() for part in re.split(r"\n\s*\n", run.text("question")))
@@ -153,7 +159,7 @@ def _section(key: str, run: Run) -> Markup:
         tag("h2", _title(run), id=key),
         *question,
         *[tag("aside", tag("ul", *notes), class_="notes", aria_label="Notes")] * bool(notes),
-        _results(run),
+        _results(run, remark),
         figures,
         _folded(run),
         tag("p", tag("a", "Back to contents", href="#"), class_="back"),
@@ -161,10 +167,10 @@ def _section(key: str, run: Run) -> Markup:
     )
 
 
-def _results(run: Run) -> Markup:
+def _results(run: Run, remark: Callable[[Sequence[Result]], str]) -> Markup:
     if not run.results:
         return join(tag("h3", "Results"), tag("p", "There are no results yet."))
-    table = make_table(run.results, run.columns, run.paper)
+    table = make_table(run.results, run.columns, run.paper, remark)
     return join(tag("h3", "Results"), as_html(table, _caption(run, table.datasets, any(table.in_paper))))
 
 
