@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .system import REUSES_OUTPUT, Slope, State, version_of, where
+from .system import REUSES_OUTPUT, Slope, State, version_of
 
 _INTERACT = (
     "samples depend on each other: the dynamics, the feedback, the cost or an event of one sample change with the"
@@ -145,7 +145,7 @@ class Positions:
 
 @torch.no_grad()
 def _part_agrees(system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor) -> bool:
-    """Whether the second half of the samples, reversed and behind moved copies, has the slopes that it has in the batch.
+    """Whether the second half of the samples, reversed and behind moved copies, has the slopes of the whole batch.
 
     A difference may be one of rounding: fewer samples may take another algorithm.
     """
