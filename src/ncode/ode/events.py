@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, check_count, check_flag, check_function
+from .attempt import Attempt, AttemptInputs, AttemptResult, LoopState
 from .captures import held_by
-from .integrate import Attempt, AttemptInputs, AttemptResult, LoopState
 from .problem import Problem
 from .step import evaluate_dense
 from .system import Slope, State, map_tensors, rebuild, tensors_of, where

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .system import REUSES_OUTPUT, Slope, State, version_of, where
+from .system import REUSES_OUTPUT, Slope, State, version_of
 
 _INTERACT = (
     "samples depend on each other: the dynamics, the feedback, the cost or an event of one sample change with the"
@@ -126,17 +126,18 @@ class Positions:
         later: Tensor,
     ) -> None:
         """Move the first half of the samples above or below all others."""
-        moved = torch.arange(len(t), device=t.device) < len(t) // 2
-        times, states = torch.where(moved, later, t), where(moved, _beyond(z, place), z)
-        count = len(theta) - system.time_constants
-        controls = (*where(moved, _beyond(theta[:count], place), theta[:count]), *theta[count:])
-        if _agree(system, times, states, controls, slope, ~moved):
+        half, count = len(t) // 2, len(theta) - system.time_constants
+        expected = [leaf[half:] for leaf in slope]
+        times = torch.cat([later[:half], t[half:]])
+        states = [_move_first(leaf, half, place) for leaf in z]
+        controls = [*(_move_first(leaf, half, place) for leaf in theta[:count]), *theta[count:]]
+        if _agree(system, times, states, controls, expected):
             return
-        if not _agree(system, t, z, theta, slope, ~moved):  # no function at all, but random numbers
+        if not _agree(system, t, z, theta, expected):  # no function at all, but random numbers
             return
-        if not _agree(system, times, z, theta, slope, ~moved):
+        if not _agree(system, times, z, theta, expected):
             raise InputError(TIMES_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
-        if not _agree(system, t, states, theta, slope, ~moved):
+        if not _agree(system, t, states, theta, expected):
             said = SAMPLES_INTERACT if self.method is None else NO_JACOBIAN.format(name=self.method)
             raise InputError(said + (ONE_SYSTEM.format(count=self.batch) if z[0].dim() == 1 else ""))
         raise InputError(CONTROLS_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
@@ -144,70 +145,76 @@ class Positions:
 
 @torch.no_grad()
 def _part_agrees(system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor) -> bool:
-    """Whether the second half of the samples, reversed and after moved copies, has the slopes that it has in the batch.
+    """Whether the second half of the samples, reversed and behind moved copies, has the slopes of the whole batch.
 
     A difference may be one of rounding: fewer samples may take another algorithm.
     """
     count, half = len(t), len(t) // 2
     copies = 3 if half == 2 else 2  # the part must have another size than the batch
-    rows = torch.arange(count - 1 + copies, half - 1, -1, device=t.device).clamp_max(count - 1)
-    first = torch.arange(len(rows), device=t.device) < copies
-    some, constants = ([leaf.index_select(0, rows) for leaf in leaves] for leaves in (z, theta))
-    expected = tuple(leaf.index_select(0, rows) for leaf in slope)
-    times = torch.where(first, later[rows], t[rows])
-    moved = [*some, *constants[: len(constants) - system.time_constants]]
-    for place in range(copies):
-        for leaf, beyond in zip(moved, _beyond(moved, place % 2), strict=True):
-            leaf[place] = beyond[0]
+    rows = torch.arange(count - 1, half - 1, -1, device=t.device)
+    controls = len(theta) - system.time_constants
+
+    def take(leaf: Tensor, moved: bool = True) -> Tensor:
+        some = leaf.index_select(0, rows)
+        first = _outside(some) if moved and _has_neighbours(leaf) else some[:1].expand(2, *some.shape[1:])
+        return torch.cat([first, first[: copies - 2], some])
+
+    times = torch.cat([later[-1:].expand(copies), t.index_select(0, rows)])
+    states = [take(leaf) for leaf in z]
+    constants = [take(leaf, moved=i < controls) for i, leaf in enumerate(theta)]
+    expected = [leaf.index_select(0, rows) for leaf in slope]
     versions = [version_of(leaf) for leaf in slope]
-    agrees = _agree(system, times, tuple(some), constants, expected, ~first, digits=1e3)
+    agrees = _agree(system, times, states, constants, expected, digits=1e3)
     if [version_of(leaf) for leaf in slope] != versions:
         raise InputError(REUSES_OUTPUT)
     return agrees
 
 
-def _beyond(leaves: Sequence[Tensor], place: int) -> list[Tensor]:
-    """Values above those of all samples, or below them, the same in every row; whole numbers stay."""
-    return [_beyond_all(leaf, place) for leaf in leaves]
-
-
-def _beyond_all(leaf: Tensor, place: int) -> Tensor:
-    if leaf.is_complex():
-        return torch.complex(_beyond_all(leaf.real, place), _beyond_all(leaf.imag, place))
-    if not leaf.is_floating_point():
+def _move_first(leaf: Tensor, count: int, place: int) -> Tensor:
+    """A leaf whose first rows are above those of all samples, or below them; whole numbers stay."""
+    if not _has_neighbours(leaf):
         return leaf
-    finite = leaf.detach().nan_to_num(0.0, 0.0, 0.0)
-    edge = finite.amax(0) if place == _HIGH else finite.amin(0)
-    away = 0.25 * edge.abs() + 0.125
+    return torch.cat([_outside(leaf)[place].expand_as(leaf)[:count], leaf[count:]])
+
+
+def _has_neighbours(leaf: Tensor) -> bool:
+    """Whether there are values close to others; whole numbers may be indices."""
+    return leaf.is_floating_point() or leaf.is_complex()
+
+
+def _outside(leaf: Tensor) -> Tensor:
+    """(2, ...): values above those of all samples, and values below them."""
+    if leaf.is_complex():
+        return torch.complex(_outside(leaf.real), _outside(leaf.imag))
+    low, high = leaf.detach().nan_to_num(0.0, 0.0, 0.0).aminmax(dim=0)
     # Not the same distance on both sides, which could leave a mean as it is.
-    return (edge + away if place == _HIGH else edge - 1.5 * away).expand_as(leaf)
+    away = torch.stack([0.25 * high.abs() + 0.125, -0.375 * low.abs() - 0.1875])
+    return torch.stack([high, low]) + away
 
 
 @torch.no_grad()
 def _agree(
     system: Evaluated,
     t: Tensor,
-    z: State,
+    z: Sequence[Tensor],
     theta: Sequence[Tensor],
-    expected: State,
-    rows: Tensor,
+    expected: Sequence[Tensor],
     digits: float | None = None,
 ) -> bool:
-    """Whether the slopes at (t, z) are the expected ones in these rows, apart from those that are not finite.
+    """Whether the last samples have the expected slopes at (t, z), apart from those that are not finite.
 
     Default: up to half of the digits. Then an error of the dynamics is no difference: the solve itself will meet it.
     """
     try:
-        slope = system.bind(theta)(system.clock(theta, t), z)
+        slope = system.bind(theta)(system.clock(theta, t), tuple(z))
     except Exception:  # whatever it is, the dynamics work on the whole batch
         return digits is None
     good = torch.ones((), dtype=torch.bool, device=t.device)
     for a, b in zip(slope, expected, strict=True):
         if not b.numel():
             continue
-        a, b = a.reshape(len(t), -1), b.reshape(len(t), -1)
+        a, b = a[len(a) - len(b) :].reshape(len(b), -1), b.reshape(len(b), -1)
         eps = torch.finfo(a.dtype).eps
         allowed = (eps**0.5 if digits is None else digits * eps) * torch.maximum(a.abs(), b.abs()).amax(1, keepdim=True)
-        ignored = ~(rows[:, None] & b.isfinite().all(1, keepdim=True))
-        good = good & (((a - b).abs() <= allowed) | ignored).all()
+        good = good & (((a - b).abs() <= allowed) | ~b.isfinite().all(1, keepdim=True)).all()
     return bool(good)

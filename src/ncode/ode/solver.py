@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .._torch_private import forward_mode_enabled, has_other_ranks, is_dual, is_mapped, is_symbolic
 from ..errors import InputError, Status
+from .attempt import Attempt, LoopState
 from .backends import WholeSolve
 from .captures import Captures, find_captures
 from .events import EventWatch
@@ -23,7 +24,7 @@ from .gradients.kept import KeptGraph, start_graph
 from .gradients.trajectory import Trajectory
 from .gradients.unrolled import mask_failed, planned_steps, saved_at_start, unroll
 from .independence import Positions
-from .integrate import Attempt, LoopState, integrate, start_loop
+from .integrate import integrate, start_loop
 from .problem import Problem
 from .record import DenseRecorder, Observer, Recorder, SavedValues, StepRecord, StepTimes, Tape
 from .solution import Stats

@@ -16,9 +16,9 @@ from ...errors import InputError, check_choice, format_type
 from ..system import RightHandSide, State
 
 if TYPE_CHECKING:
+    from ..attempt import LoopState
     from ..captures import Captures
     from ..gradients.function import InputGradients, Outputs
-    from ..integrate import LoopState
     from ..problem import Problem, SampleInputs
     from ..solution import Stats
 

@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from ...errors import InputError, SolveError, Status
+from ..attempt import Attempt, LoopState
 from ..backends import EAGER
-from ..integrate import Attempt, LoopState, integrate, start_loop
+from ..integrate import integrate, start_loop
 from ..problem import SampleInputs
 from ..system import State, expand_like, where
 from ..tolerance import Tolerance

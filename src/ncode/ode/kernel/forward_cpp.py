@@ -1,6 +1,6 @@
 """The source of a solve: the loop of `integrate` for a block of samples.
 
-Every line of `_ACCEPT` and `_FIRST_STEP` has its counterpart in integrate.py and step.py, with the names it has there.
+Every line of `_ACCEPT` and `_FIRST_STEP` has its counterpart in attempt.py and step.py, with the names it has there.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..attempt import LoopState
 from ..captures import Captures
-from ..integrate import LoopState
 from ..problem import Problem
 from ..step import PID
 from ..system import State

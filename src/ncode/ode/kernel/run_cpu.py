@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..integrate import LoopState
+from ..attempt import LoopState
 from .build import start_build
 from .driver_cpp import sum_sizes
 from .machine_cpu import CPU

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..integrate import LoopState
+from ..attempt import LoopState
 from .build_cuda import CudaFunction, start_build
 from .driver_cpp import sum_sizes
 from .machine_cuda import CUDA
