@@ -17,9 +17,9 @@ from ..costs import CostLike, System, total
 from ..dynamics.base import Dynamics, default_initial
 from ..errors import InputError, allocating, check_flag, check_function, check_tensor, format_type
 from ..ode import Backend, Event, Solution, SolveOptions, StepSizeRule, solve
+from ..ode.arguments import check_state
 from ..ode.events import check_events
 from ..ode.methods import Method
-from ..ode.problem import check_state
 from ..paths import Path
 from . import wiring
 from .family import FAMILY, Family

@@ -34,7 +34,7 @@ from ..errors import (
     nearest,
 )
 from ..ode import Event, Solution, SolveOptions, Stats
-from ..ode.problem import check_saved, check_time
+from ..ode.arguments import check_interval
 from ..ode.record import mask_like
 from ..ode.system import Dynamics as Velocity
 from ..paths import Path
@@ -439,9 +439,7 @@ def with_named_control(solution: Solution, control: ControlFunction, motion: Mot
 def closed_form_solution(result: ClosedFormResult, theta: Theta, request: Request) -> Solution:
     """The solution by a closed form, with the statuses that the solver would return."""
     x0, settings = request.x0, request.settings
-    time = torch.float32 if x0.device.type == "mps" else torch.float64
-    (_, t0), (_, t1) = check_time("t0", settings.t0, x0, time), check_time("t1", settings.t1, x0, time)
-    given, full = (None, None) if request.save_at is None else check_saved(request.save_at, t0.detach(), t1.detach())
+    _, t1, full, given = check_interval(settings.t0, settings.t1, request.save_at, x0)
     none = torch.zeros(x0.shape[0], dtype=torch.int32, device=x0.device)
     finite = result.x.detach().isfinite().flatten(1).all(1)
     codes = torch.where(finite, Status.OK.value, Status.NOT_FINITE.value).to(torch.int32)

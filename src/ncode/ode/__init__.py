@@ -3,7 +3,7 @@
 To read it, follow one solve from the call to the last Runge-Kutta stage:
 
     api.py         `solve`: options, problem and solution
-    problem.py     `SolveOptions` and `make_problem`: arguments, checked, become a `Problem`
+    problem.py     `make_problem`: arguments, checked (arguments.py), become a `Problem`
     chain.py       with events (events.py): a chain of solves
     solver.py      `solve_problem`: the forward pass, then whatever the gradient needs
     system.py      f, g and the cost as one `System` on z = (x, theta, cost); trees of tensors

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .._torch_private import is_symbolic, is_transforming
 from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
+from .arguments import Callback
 from .backends import EAGER, Backend
 from .captures import held_by
 from .chain import gather, solve_chain
@@ -18,7 +19,7 @@ from .events import Event, check_events
 from .gradients.function import Outputs
 from .methods import Method
 from .options import make_options
-from .problem import Callback, Problem, make_problem
+from .problem import Problem, make_problem
 from .solution import DenseOutput, EventRecord, Solution, Stats
 from .solver import Solved, solve_planned, solve_problem
 from .step import StepSizeRule

@@ -14,7 +14,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ..problem import Problem, all_finite
+from ..arguments import all_finite
+from ..problem import Problem
 from ..record import EvenSteps, StepRecord, Steps, Window, find_window, mask_like
 from ..system import State, expand_like, first_rows, map_tensors, where
 from .discrete import replay_step
