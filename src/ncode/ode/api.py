@@ -19,9 +19,10 @@ from .events import Event, check_events
 from .gradients.function import Outputs
 from .methods import Method
 from .options import make_options
+from .planned import solve_planned
 from .problem import Problem, make_problem
 from .solution import DenseOutput, EventRecord, Solution, Stats
-from .solver import Solved, solve_planned, solve_problem
+from .solver import Solved, solve_problem
 from .step import StepSizeRule
 from .system import Control, Cost, Dynamics, Feedback, State
 
