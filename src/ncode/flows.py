@@ -29,7 +29,9 @@ from torch.autograd import grad
 from torch.distributions import Distribution, Independent, Normal
 
 from ._modules import format_shape
-from .block import NCODE, wiring
+from .block import NCODE, Settings, wiring
+from .block.request import Request, make_request
+from .block.results import with_named_control
 from .control import Controller, InputControl, Parts, Static, TimeVarying, Zero
 from .dynamics import Dynamics, Function
 from .errors import InputError, check_choice, check_count, check_function, format_value
@@ -112,7 +114,7 @@ class Flow(nn.Module):
         if not isinstance(dynamics, Dynamics):
             dynamics = Function(check_function("dynamics", dynamics, ("t", "x", "theta")))
         for name in options:
-            check_choice("option of a flow", name, wiring.Settings().as_dict())
+            check_choice("option of a flow", name, Settings().as_dict())
         self.block = NCODE(dynamics, controller, t0, t1, rtol=rtol, atol=atol, **options)
         self.divergence = check_choice("divergence", divergence, ("exact", "hutchinson"))
         self.noise = check_choice("noise", noise, ("rademacher", "gaussian"))
@@ -232,7 +234,7 @@ class Flow(nn.Module):
         some = self._base().log_prob(z[rows])
         return some.new_full(ok.shape, torch.nan).index_copy(0, rows, some)
 
-    def _request(self, x: Tensor, context: Tensor | None, settings: wiring.Settings, **more: Any) -> wiring.Request:
+    def _request(self, x: Tensor, context: Tensor | None, settings: Settings, **more: Any) -> Request:
         """Check the input of one solve, and set the control."""
         event_shape, controller = tuple(self._base().event_shape), self.block.controller
         if not isinstance(x, Tensor) or x.dim() == 0 or tuple(x.shape[1:]) != event_shape:
@@ -246,7 +248,7 @@ class Flow(nn.Module):
                 f"{type(controller).__name__} computes the control from a context, which for a density of x cannot be x"
                 " itself: pass context, (batch, ...)"
             )
-        request = self.block._request(x, context, None, settings, **more)
+        request = make_request(self.block, x, context, None, settings, **more)
         if request.x0 is not x:
             raise InputError(
                 f"{type(self.block.dynamics).__name__} changes the state at t0 (lift): a flow must be invertible"
@@ -283,7 +285,7 @@ class Flow(nn.Module):
             thetas = None if solution.thetas is None else solution.thetas["carried"]
             solution = replace(solution, theta=solution.theta["carried"], thetas=thetas)
             control = wiring.control_function(dynamics, controller, state_of)
-            return wiring.with_named_control(solution, control, controller.motion, request)
+            return with_named_control(solution, control, controller.motion, request)
 
     def _draw(self, x: Tensor) -> Tensor:
         """Noise (batch, samples, *event_shape)."""
