@@ -4,7 +4,7 @@ To read it, follow one solve from the call to the last Runge-Kutta stage:
 
     api.py         `solve`: options, problem and solution
     problem.py     `make_problem`: arguments, checked (arguments.py), become a `Problem`
-    chain.py       with events (events.py): a chain of solves
+    chain.py       with events (events.py): a chain of solves, each watched (watch.py) and ended by an event
     solver.py      `solve_problem`: an evaluation at t0 (probe.py), the forward pass (forward.py), then whatever the
                    gradient needs; planned.py takes steps that are known in advance
     system.py      f, g and the cost as one `System` on z = (x, theta, cost); trees of tensors

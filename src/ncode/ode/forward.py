@@ -11,7 +11,6 @@ from torch import Tensor
 from ..errors import Status
 from .backends import WholeSolve
 from .captures import Captures
-from .events import EventWatch
 from .gradients.function import Ends
 from .gradients.kept import KeptGraph
 from .gradients.trajectory import Trajectory
@@ -21,6 +20,7 @@ from .problem import Problem
 from .record import DenseRecorder, Observer, Recorder, SavedValues, StepTimes, Tape
 from .stiffness import mark_stiff
 from .system import State, expand_like, map_tensors
+from .watch import EventWatch
 
 
 class Trail(NamedTuple):

@@ -13,10 +13,10 @@ from .._torch_private import is_symbolic
 from ..errors import InputError
 from .captures import Captures, find_captures
 from .collectives import without_communication
-from .events import EventWatch
 from .independence import Positions
 from .problem import Problem
 from .system import CHANGES_ARGUMENT, State, System
+from .watch import EventWatch
 
 
 def probe(problem: Problem, *, train: bool) -> Captures:

@@ -13,7 +13,6 @@ from torch import Tensor
 from .._torch_private import forward_mode_enabled, is_dual, is_mapped
 from ..errors import InputError, Status
 from .captures import Captures, Probe
-from .events import EventWatch
 from .forward import ForwardResult, Trail, finish_whole, run_forward
 from .gradients.adjoint import AdjointPullback
 from .gradients.discrete import DiscretePullback
@@ -27,6 +26,7 @@ from .problem import Problem
 from .record import StepRecord, Tape
 from .solution import Stats
 from .system import State, tensors_of, where
+from .watch import EventWatch
 
 
 class Solved(NamedTuple):
