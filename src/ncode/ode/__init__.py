@@ -15,7 +15,7 @@ To read it, follow one solve from the call to the last Runge-Kutta stage:
     step.py        `Step`: the stages of one step (coefficients: tableau.py), its error, and the size of the next one
     implicit.py    the steps of stiff methods (coefficients: implicit_tableau.py), with the Jacobians of linearise.py,
                    the linear systems of linear_solver.py and Newton's method of newton.py
-    record.py      what the loop leaves behind: saved times, dense output; for gradients, the tape
+    record.py      what the loop leaves behind: saved times, dense output; for gradients, the tape (tape.py)
     solution.py    what `solve` returns
     backends/      how the pure functions start, attempt and pullback are executed: eager, or compiled
     kernel/        small systems: the whole solve in one compiled call; explain.py says whether a solve takes it

@@ -17,9 +17,10 @@ from .gradients.trajectory import Trajectory
 from .independence import Positions
 from .integrate import Attempt, LoopState, integrate, start_loop
 from .problem import Problem
-from .record import DenseRecorder, Observer, Recorder, SavedValues, StepTimes, Tape
+from .record import DenseRecorder, Observer, Recorder, SavedValues, StepTimes
 from .stiffness import mark_stiff
 from .system import State, expand_like, map_tensors
+from .tape import Tape
 from .watch import EventWatch
 
 

@@ -16,10 +16,11 @@ from .gradients.unrolled import mask_failed, unroll
 from .independence import Positions
 from .probe import explain_errors
 from .problem import Problem
-from .record import EvenSteps, StepRecord
+from .record import StepRecord
 from .solution import Stats
 from .solver import Solved, step_times
 from .system import State
+from .tape import EvenSteps
 
 
 def solve_planned(problem: Problem) -> Solved:

@@ -23,9 +23,10 @@ from .gradients.unrolled import mask_failed, saved_at_start, unroll
 from .independence import Positions
 from .probe import check_separate, probe
 from .problem import Problem
-from .record import StepRecord, Tape
+from .record import StepRecord
 from .solution import Stats
 from .system import State, tensors_of, where
+from .tape import Tape
 from .watch import EventWatch
 
 

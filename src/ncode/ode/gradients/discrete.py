@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ..._torch_private import backward_keeps_graph
 from ..problem import Problem, SampleInputs
-from ..record import EvenSteps, StepRecord, Steps, Tape, Window, find_window, mask_like
+from ..record import StepRecord, Window, find_window, mask_like
 from ..step import StepResult, evaluate_dense
 from ..system import State, System, expand_like, first_rows, map_tensors, take_rows, without_gaps
+from ..tape import EvenSteps, Steps, Tape
 from .function import (
     ForwardContext,
     InputGradients,

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from ..arguments import all_finite
 from ..problem import Problem
-from ..record import Steps, Window, find_window, mask_like
+from ..record import Window, find_window, mask_like
 from ..system import State, expand_like, first_rows, map_tensors, where
+from ..tape import Steps
 from .discrete import replay_step
 from .function import Outputs
 
