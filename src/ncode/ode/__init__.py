@@ -21,7 +21,7 @@ To read it, follow one solve from the call to the last Runge-Kutta stage:
     kernel/        small systems: the whole solve in one compiled call; explain.py says whether a solve takes it
 
 Gradients (gradients/): function.py is where a solve meets autograd; discrete.py and unrolled.py replay the steps of the
-tape, adjoint.py solves backward in time (adjoint_system.py, and for stiff methods trajectory.py).
+tape (replay.py), adjoint.py solves backward in time (adjoint_system.py, and for stiff methods trajectory.py).
 """
 
 from .api import solve

@@ -16,8 +16,8 @@ from ..problem import Problem
 from ..record import Window, find_window, mask_like
 from ..system import State, expand_like, first_rows, map_tensors, where
 from ..tape import Steps
-from .discrete import replay_step
 from .function import Outputs
+from .replay import replay_step
 
 
 def unroll(problem: Problem, steps: Steps, first: State | None = None) -> Outputs:
