@@ -9,7 +9,8 @@ To read it, follow one solve from the call to the last Runge-Kutta stage:
                    gradient needs; planned.py takes steps that are known in advance
     system.py      f, g and the cost as one `System` on z = (x, theta, cost); trees of tensors
     jumps.py       times at which the dynamics jump: steps end there, and see one side only
-    captures.py    the outside tensors that f, g and the cost use, found by one evaluation
+    captures.py    the outside tensors that f, g and the cost use, found by one evaluation and by what functions hold
+                   (held_values.py)
     integrate.py   `start_loop`, then `integrate`: attempts until all samples are done; an `Attempt` accepts or rejects
     methods.py     methods by name; `make_step`
     step.py        `Step`: the stages of one step (coefficients: tableau.py), its error, and the size of the next one

@@ -13,10 +13,10 @@ from .._torch_private import is_symbolic, is_transforming
 from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
 from .arguments import Callback
 from .backends import EAGER, Backend
-from .captures import held_by
 from .chain import gather, solve_chain
 from .events import Event, check_events
 from .gradients.function import Outputs
+from .held_values import held_by
 from .methods import Method
 from .options import make_options
 from .planned import solve_planned

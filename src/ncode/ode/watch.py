@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .captures import held_by
 from .events import Event
+from .held_values import held_by
 from .integrate import Attempt, AttemptInputs, AttemptResult, LoopState
 from .problem import Problem
 from .root_finding import find_root, step_bracket
