@@ -29,8 +29,8 @@ class Trail(NamedTuple):
 
     captures: Captures
     positions: Positions
-    kept: Tape | Trajectory | None = None
-    graph: KeptGraph | None = None
+    kept: Tape | Trajectory | None
+    graph: KeptGraph | None
 
 
 class ForwardResult(NamedTuple):
@@ -50,23 +50,18 @@ class ForwardResult(NamedTuple):
         return Ends(state.status, state.t, _kept(problem, state.status), state.accepted > 0)
 
 
-def run_forward(problem: Problem, trail: Trail, watch: EventWatch | None = None) -> ForwardResult:
+def run_forward(problem: Problem, trail: Trail, watch: EventWatch | None) -> ForwardResult:
     """Integrate from t0 to t1, or to the first event; with autograd as long as the graph can be kept."""
     options, backend, (captures, positions, kept, graph) = problem.options, problem.options.backend, trail
     t0, t1 = torch.zeros_like(problem.t0), problem.span.detach()
     z = tuple(backend.prepare(leaf.detach()) for leaf in problem.z0)
     theta = tuple(backend.prepare(leaf.detach()) for leaf in problem.theta)
-    tolerance, interpolates = problem.loop_tolerance, watch is not None or isinstance(kept, Trajectory)
-    attempt = _make_attempt(problem, interpolates or problem.interpolates)
+    interpolates = problem.interpolates or watch is not None or isinstance(kept, Trajectory)
+    attempt, tolerance = _make_attempt(problem, interpolates), problem.loop_tolerance
     start = start_loop(backend, attempt, options.dt, t0, t1, z, theta, captures.slope, captures.outside, tolerance)
     start = start if graph is None else graph.enter(start)
-    saved = dense = None
-    if problem.ts is not None:
-        saved = SavedValues(problem.ts.detach(), t0, z[: problem.system.shown], None if graph is None else graph.passed)
-    if problem.dense:
-        dense = DenseRecorder()
-    steps = StepTimes() if problem.save_steps else None
-    recorders: list[Recorder | None] = [saved, dense, steps, kept, None if dense is None else graph]
+    collected = saved, dense, steps = _make_recorders(problem, t0, z, graph)
+    recorders: list[Recorder | None] = [*collected, kept, None if dense is None else graph]
     if watch is not None:
         watch.start(problem, captures.slope)
     state, failed = integrate(
@@ -104,6 +99,16 @@ def _make_attempt(problem: Problem, interpolates: bool) -> Attempt:
     # Where operations are fused counting costs nothing, and on a GPU it saves an attempt.
     counted = problem.fixed_count is None and (options.backend.fuses or problem.t0.is_cuda)
     return Attempt(step, options.rule, fixed, options.shared_step, counted, limits=options.limits)
+
+
+def _make_recorders(
+    problem: Problem, t0: Tensor, z: State, graph: KeptGraph | None
+) -> tuple[SavedValues | None, DenseRecorder | None, StepTimes | None]:
+    """What collects the values at saved times, dense output, and the times of steps; None where not asked for."""
+    saved = None
+    if problem.ts is not None:
+        saved = SavedValues(problem.ts.detach(), t0, z[: problem.system.shown], None if graph is None else graph.passed)
+    return saved, DenseRecorder() if problem.dense else None, StepTimes() if problem.save_steps else None
 
 
 def _make_observer(problem: Problem, z: State) -> Observer | None:

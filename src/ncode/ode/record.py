@@ -82,7 +82,7 @@ class Passed(NamedTuple):
 class SavedValues:
     """Fills in the values at the saved times as the loop passes them; those that have a graph go to `passed`, too."""
 
-    def __init__(self, ts: Tensor, t0: Tensor, z: Sequence[Tensor], passed: list[Passed] | None = None):
+    def __init__(self, ts: Tensor, t0: Tensor, z: Sequence[Tensor], passed: list[Passed] | None):
         self.ts, self.passed = ts, passed
         at_start = ts == t0[:, None]
         self.values = tuple(
