@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch_private import forward_mode_enabled, is_dual, is_mapped
+from .._torch_private import forward_mode_enabled, in_dual_level, is_dual, is_mapped
 from ..errors import InputError, Status
 from .captures import Captures, Probe
 from .forward import ForwardResult, Trail, finish_whole, run_forward
@@ -65,16 +65,18 @@ def differentiates(problem: Problem, captures: Captures) -> bool:
     """Whether anything that the solve depends on requires a gradient."""
     if problem.options.gradient == "autograd":
         return True
-    leaves = (*problem.z0, *tensors_of(problem.inputs), *captures.trained)
-    return torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
+    if not torch.is_grad_enabled():
+        return False
+    return any(leaf.requires_grad for leaf in (*problem.z0, *tensors_of(problem.inputs), *captures.trained))
 
 
 def _check_gradient(problem: Problem, captures: Captures, differentiated: bool) -> None:
     """Refuse derivatives that this gradient does not have."""
     gradient = problem.options.gradient
-    leaves = (*problem.z0, *tensors_of(problem.inputs), *captures.trained, *captures.others)
-    if gradient != "autograd" and any(map(is_dual, leaves)):
-        raise InputError(f'gradient="{gradient}" has no forward mode: use gradient="autograd"')
+    if gradient != "autograd" and in_dual_level():
+        leaves = (*problem.z0, *tensors_of(problem.inputs), *captures.trained, *captures.others)
+        if any(map(is_dual, leaves)):
+            raise InputError(f'gradient="{gradient}" has no forward mode: use gradient="autograd"')
     if differentiated and gradient == "adjoint" and problem.dense:
         raise InputError('dense output has no adjoint gradient: use save_at, or gradient="discrete"')
 
