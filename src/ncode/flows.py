@@ -10,9 +10,6 @@ integral in the direction of the solve is the log-determinant of the map from st
 
     log p(x) = log base(z) + log |det dz/dx|     by to_base, from t1 to t0
              = log base(z) - log |det dx/dz|     by to_data, from t0 to t1
-
-One evaluation of f serves both the slope and its divergence: the solver calls the dynamics and then the cost at the
-same point, so the first leaves the divergence for the second.
 """
 
 from __future__ import annotations
@@ -25,16 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import grad
 from torch.distributions import Distribution, Independent, Normal
 
+from ._divergence import with_divergence
 from ._modules import format_shape
-from .block import NCODE, wiring
+from .block import NCODE, Settings, wiring
+from .block.request import Request, make_request
+from .block.results import with_named_control
 from .control import Controller, InputControl, Parts, Static, TimeVarying, Zero
 from .dynamics import Dynamics, Function
 from .errors import InputError, check_choice, check_count, check_function, format_value
 from .ode import Solution, solve
-from .ode.system import Cost
 from .ode.system import Dynamics as Velocity
 from .paths import Path
 
@@ -112,7 +110,7 @@ class Flow(nn.Module):
         if not isinstance(dynamics, Dynamics):
             dynamics = Function(check_function("dynamics", dynamics, ("t", "x", "theta")))
         for name in options:
-            check_choice("option of a flow", name, wiring.Settings().as_dict())
+            check_choice("option of a flow", name, Settings().as_dict())
         self.block = NCODE(dynamics, controller, t0, t1, rtol=rtol, atol=atol, **options)
         self.divergence = check_choice("divergence", divergence, ("exact", "hutchinson"))
         self.noise = check_choice("noise", noise, ("rademacher", "gaussian"))
@@ -232,7 +230,7 @@ class Flow(nn.Module):
         some = self._base().log_prob(z[rows])
         return some.new_full(ok.shape, torch.nan).index_copy(0, rows, some)
 
-    def _request(self, x: Tensor, context: Tensor | None, settings: wiring.Settings, **more: Any) -> wiring.Request:
+    def _request(self, x: Tensor, context: Tensor | None, settings: Settings, **more: Any) -> Request:
         """Check the input of one solve, and set the control."""
         event_shape, controller = tuple(self._base().event_shape), self.block.controller
         if not isinstance(x, Tensor) or x.dim() == 0 or tuple(x.shape[1:]) != event_shape:
@@ -246,7 +244,7 @@ class Flow(nn.Module):
                 f"{type(controller).__name__} computes the control from a context, which for a density of x cannot be x"
                 " itself: pass context, (batch, ...)"
             )
-        request = self.block._request(x, context, None, settings, **more)
+        request = make_request(self.block, x, context, None, settings, **more)
         if request.x0 is not x:
             raise InputError(
                 f"{type(self.block.dynamics).__name__} changes the state at t0 (lift): a flow must be invertible"
@@ -277,74 +275,18 @@ class Flow(nn.Module):
             theta = {"carried": carried or {}}
             if self.divergence == "hutchinson":
                 theta["noise"] = self._draw(x)
-            f, cost = _with_divergence(wiring.velocity_function(dynamics, controller, state_of))
+            f, cost = with_divergence(wiring.velocity_function(dynamics, controller, state_of))
             options = {**how, **settings.options.as_dict()}
             solution = solve(f, x, settings.t0, settings.t1, theta=theta, cost=cost, **options)
             thetas = None if solution.thetas is None else solution.thetas["carried"]
             solution = replace(solution, theta=solution.theta["carried"], thetas=thetas)
             control = wiring.control_function(dynamics, controller, state_of)
-            return wiring.with_named_control(solution, control, controller.motion, request)
+            return with_named_control(solution, control, controller.motion, request)
 
     def _draw(self, x: Tensor) -> Tensor:
         """Noise (batch, samples, *event_shape)."""
         noise = torch.randn(x.shape[0], self.samples, *x.shape[1:], dtype=x.dtype, device=x.device)
         return torch.where(noise < 0, -1.0, 1.0).to(x.dtype) if self.noise == "rademacher" else noise
-
-
-def _with_divergence(velocity: Velocity) -> tuple[Velocity, Cost]:
-    """The dynamics and the running cost for `solve`.
-
-    Their theta holds what the velocity takes ("carried") and, for Hutchinson's estimate, the noise: the solver can then
-    leave out finished samples together with their noise.
-    """
-    left: dict[str, tuple[Tensor, Tensor, Tensor]] = {}  # what the last call of f left for the cost: t, x, divergence
-
-    def evaluate(t: Tensor, x: Tensor, theta: Any) -> tuple[Tensor, Tensor]:
-        graph = torch.is_grad_enabled()
-        with torch.enable_grad():
-            at = x if graph and x.requires_grad else x.detach().requires_grad_()
-            slope = velocity(t, at, theta["carried"])
-            divergence = _divergence(slope, at, theta.get("noise"), graph)
-        return (slope, divergence) if graph else (slope.detach(), divergence.detach())
-
-    def f(t: Tensor, x: Tensor, theta: Any) -> Tensor:
-        slope, divergence = evaluate(t, x, theta)
-        left["f"] = t, x, divergence
-        return slope
-
-    def cost(t: Tensor, x: Tensor, theta: Any) -> Tensor:
-        # Taken out, so that no graph is kept in memory, and nothing changes that a compiling backend could see.
-        at_t, at_x, divergence = left.pop("f", (None, None, None))
-        return divergence if divergence is not None and at_t is t and at_x is x else evaluate(t, x, theta)[1]
-
-    return f, cost
-
-
-def _divergence(slope: Tensor, x: Tensor, noise: Tensor | None, graph: bool) -> Tensor:
-    """The trace of d slope / d x per sample, (batch,): exact, or estimated by noise (batch, samples, ...)."""
-    if not slope.requires_grad:  # f depends on nothing that has a gradient
-        return x.new_zeros(x.shape[0])
-    if noise is None:
-        # Measured on a CPU: products one after another take down to half the time of a batched one. On other devices
-        # that one takes fewer launches.
-        return _exact(slope, x, graph, batched=x.device.type != "cpu")
-    rows = [(_product(slope, x, e, graph) * e).flatten(1).sum(1) for e in noise.unbind(1)]
-    return sum(rows[1:], rows[0]) / len(rows)
-
-
-def _exact(slope: Tensor, x: Tensor, graph: bool, batched: bool) -> Tensor:
-    size = x[0].numel()
-    basis = torch.eye(size, dtype=x.dtype, device=x.device).reshape(size, 1, *x.shape[1:]).expand(size, *x.shape)
-    if batched:
-        return _product(slope, x, basis, graph, batched).flatten(2).diagonal(dim1=0, dim2=2).sum(-1)
-    rows = [_product(slope, x, e, graph).flatten(1)[:, i] for i, e in enumerate(basis.unbind())]
-    return sum(rows[1:], rows[0])
-
-
-def _product(slope: Tensor, x: Tensor, cotangent: Tensor, graph: bool, batched: bool = False) -> Tensor:
-    """The vector-Jacobian product; zeros where the slope does not depend on x."""
-    (found,) = grad(slope, x, cotangent, True, graph, allow_unused=True, is_grads_batched=batched)
-    return torch.zeros_like(cotangent) if found is None else found
 
 
 @contextmanager

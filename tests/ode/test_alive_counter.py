@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ncode
-from ncode.ode import integrate, solver
+from ncode.ode import forward as solver
+from ncode.ode import integrate
 
 from .systems import DOUBLE, close, double
 

@@ -8,7 +8,7 @@ from torch import nn
 
 import ncode
 from ncode import Event, InputError, SolveError, Status
-from ncode.ode.events import find_root, step_bracket
+from ncode.ode.root_finding import find_root, step_bracket
 
 from .systems import DOUBLE, GRADIENTS, close, decay, double
 

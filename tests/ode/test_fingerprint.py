@@ -8,7 +8,7 @@ from torch import nn
 
 import ncode
 from ncode.ode.backends import inductor
-from ncode.ode.captures import held_by, survey
+from ncode.ode.held_values import held_by, survey
 
 from .systems import DOUBLE, close
 

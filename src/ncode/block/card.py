@@ -13,7 +13,7 @@ from torch import nn
 from .._version import __version__
 from ..errors import InputError, format_value
 from .config import CLASS
-from .wiring import Settings
+from .settings import Settings
 
 FRONT = "---\nlibrary_name: torch-ncode\ntags:\n- neural-ode\n- pytorch\n---"  # for the Hugging Face hub
 MARK = "<!-- Written by save_pretrained, which leaves a README.md without this line as it is. -->"

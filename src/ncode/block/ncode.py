@@ -11,20 +11,21 @@ from torch import Tensor
 
 from .._modules import Theta, check_shapes, format_shapes
 from ..closed_forms.select import ClosedForm, PiecewiseForm, PlasticForm, can_solve
-from ..control import Controller, State, Static
+from ..control import Controller, Static
 from ..control.base import expand_shared
 from ..costs import CostLike, System, total
 from ..dynamics.base import Dynamics, default_initial
-from ..errors import InputError, allocating, check_flag, check_function, check_tensor, format_type
+from ..errors import InputError, allocating, check_flag, check_function, format_type
 from ..ode import Backend, Event, Solution, SolveOptions, StepSizeRule, solve
 from ..ode.events import check_events
 from ..ode.methods import Method
-from ..ode.problem import check_state
 from ..paths import Path
 from . import wiring
 from .family import FAMILY, Family
 from .pretrained import Pretrained
-from .wiring import Episode, Request, Settings
+from .request import Request, check_stimuli, check_times, jump_times, last_time, make_request
+from .results import Episode, closed_form_solution, with_named_control
+from .settings import Settings
 
 if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
     from typing import Annotated as Inexact
@@ -127,7 +128,7 @@ class NCODE(Pretrained):
             context: The input of the controller, if it is not x: for example an image.
             path: The path u(t) of an `InputControl` without one of its own.
         """
-        return self._solve(self._request(x, context, None, self.settings, path, only_x=True)).x
+        return self._solve(make_request(self, x, context, None, self.settings, path, only_x=True)).x
 
     def trajectory(
         self,
@@ -140,10 +141,10 @@ class NCODE(Pretrained):
 
         Samples with fewer times are padded with nan.
         """
-        times = wiring.check_times("ts", ts, x)
+        times = check_times("ts", ts, x)
         if times.dim() == 0 or times.shape[-1] == 0:
             raise InputError(f"ts must hold at least one time, (T,) or (batch, T); given {tuple(times.shape)}")
-        t1 = wiring.last_time(times, self.settings.t0)
+        t1 = last_time(times, self.settings.t0)
         solution = self.solve(x, context=context, path=path, save_at=times, t1=t1)
         assert solution.xs is not None
         return solution.xs
@@ -186,10 +187,10 @@ class NCODE(Pretrained):
         settings = self.settings.changed(changes)
         flags = {"dense": dense, "throw": throw, "keep_last": keep_last, "save_steps": save_steps}
         flags = {name: check_flag(name, value) for name, value in flags.items()}
-        saved = None if save_at is None else wiring.check_times("save_at", save_at, x)
+        saved = None if save_at is None else check_times("save_at", save_at, x)
         asked = {"cost": cost, "save_at": saved, "callback": callback, "jump_ts": jump_ts, **flags}
         asked["events"] = check_events(events or ())
-        return self._solve(self._request(x, context, theta, settings, path, **asked))
+        return self._solve(make_request(self, x, context, theta, settings, path, **asked))
 
     def episode(
         self,
@@ -225,8 +226,8 @@ class NCODE(Pretrained):
         (torch.Size([2, 8]), torch.Size([2, 3, 8]), torch.Size([2, 8, 8]))
         """
         settings = self.settings.changed(changes)
-        wiring.check_stimuli(stimuli, durations)
-        first = self._request(stimuli[:, 0], context, theta, settings)
+        check_stimuli(stimuli, durations)
+        first = make_request(self, stimuli[:, 0], context, theta, settings)
         if not first.state.driven:
             raise InputError(
                 "an episode carries the control from one presentation to the next, and"
@@ -292,34 +293,6 @@ class NCODE(Pretrained):
         lines.append(f"t from {settings.t0} to {settings.t1}, {f'by {form.name}; else ' if form else ''}{solver}")
         return "\n".join(lines)
 
-    def _request(
-        self,
-        x: Tensor,
-        context: Tensor | None,
-        theta: Theta | Tensor | None,
-        settings: Settings,
-        path: Path | None = None,
-        **more: Any,
-    ) -> Request:
-        """Check the input, and set the state and the control at t0."""
-        settings = settings.for_export()
-        check_state(check_tensor("x", x), "x")
-        wiring.check_precision(self, x)
-        wiring.check_gathered(self)
-        x0 = self.dynamics.lift(x)
-        wiring.check_state_shape(self.dynamics, x, x0)
-        shapes, batch = self.dynamics.control_shapes, x0.shape[0]
-        if theta is None:
-            state = self.controller.start(x if context is None else wiring.check_context(context, x))
-        else:
-            given = wiring.control_by_name(theta, shapes, x0)
-            wiring.check_control(given, shapes, batch, from_controller=False)
-            state = self.controller.start_from(given)
-        fixed, driven = ({name: wiring.undo_autocast(value, x0) for name, value in part.items()} for part in state[:2])
-        state = wiring.fill_inputs(State(fixed, driven, state.inputs), path, x0)
-        wiring.check_control(self.controller.control(x0.new_zeros(batch), state), shapes, batch, from_controller=True)
-        return Request(x0, state, theta is not None, settings, **more)
-
     def _solve(self, request: Request) -> Solution:
         # torch.compile must not trace a solve, whose operations depend on values; torch.export may.
         compiling = torch.compiler.is_compiling() and not torch.compiler.is_exporting()
@@ -335,7 +308,7 @@ class NCODE(Pretrained):
         control = self.controller.control(request.x0.new_zeros(batch), request.state)
         result = form.solve(request.x0, control, request.save_at)
         theta = {} if request.only_x else expand_shared(result.theta(), self.dynamics.control_shapes, batch)
-        return wiring.closed_form_solution(result, theta, request)
+        return closed_form_solution(result, theta, request)
 
     def _closed_form(self, request: Request) -> ClosedForm | None:
         """The closed form that gives what is requested, or None."""
@@ -372,7 +345,7 @@ class NCODE(Pretrained):
             save_at=request.save_at,
             dense=request.dense,
             events=wiring.named_events(request.events, control) or None,
-            jump_ts=wiring.jump_times(controller, request),
+            jump_ts=jump_times(controller, request),
             throw=request.throw,
             keep_last=request.keep_last,
             callback=request.callback,
@@ -381,4 +354,4 @@ class NCODE(Pretrained):
         )
         if request.only_x:
             return solution
-        return wiring.with_named_control(solution, control, controller.motion, request)
+        return with_named_control(solution, control, controller.motion, request)

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..errors import InputError
 from .saving import from_pretrained, save_pretrained
-from .wiring import Settings
+from .settings import Settings
 
 _M = TypeVar("_M", bound=nn.Module)
 

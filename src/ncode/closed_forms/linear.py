@@ -35,7 +35,7 @@ from torch import Tensor
 from .._torch_private import is_symbolic
 from ..dynamics.base import dense_rows
 from ..errors import InputError, check_choice, check_number
-from ..ode.problem import check_finite, check_saved, check_state, check_time
+from ..ode.arguments import check_finite, check_interval, check_state
 from .taylor import act, growth_of_powers, growth_of_rows, plan_action, powers_of, square_and_multiply
 
 if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
@@ -100,11 +100,9 @@ def linear_flow(
     """
     check_choice("formulation", formulation, FORMULATIONS)
     _check(theta, x0, columns, formulation)
-    work = torch.float32 if x0.device.type == "mps" else torch.float64
-    (_, start), (_, end) = check_time("t0", t0, x0, work), check_time("t1", t1, x0, work)
-    ts, missing = None, None
-    if save_at is not None:
-        ts = check_saved(save_at, start.detach(), end.detach())[1]
+    start, end, ts, _ = check_interval(t0, t1, save_at, x0)
+    missing = None
+    if ts is not None:
         missing = ts.detach().isnan()
         ts = torch.where(missing, start.detach()[:, None], ts)  # nan would reach gradients, even multiplied by 0
     if bound is not None:
@@ -114,7 +112,7 @@ def linear_flow(
 
     span = end - start
     sigma = None if ts is None else (ts - start[:, None]) / torch.where(span == 0, 1.0, span)[:, None]
-    flow = _flow(theta.to(work) * span[:, None, None], x0, columns, sigma, formulation, bound)
+    flow = _flow(theta.to(start.dtype) * span[:, None, None], x0, columns, sigma, formulation, bound)
     if flow.xs is None or missing is None:
         return LinearFlow(flow.x.to(x0.dtype), None)
     return LinearFlow(flow.x.to(x0.dtype), torch.where(missing[:, :, None], torch.nan, flow.xs.to(x0.dtype)))

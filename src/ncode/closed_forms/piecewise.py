@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..dynamics.base import matvec
 from ..errors import InputError, check_choice, check_tensor
-from ..ode.problem import check_state
+from ..ode.arguments import check_state, time_dtype
 from .linear import largest_alpha
 from .taylor import exponential, growth_of_powers, powers_of
 
@@ -69,7 +69,7 @@ def piecewise_linear_flow(
     """
     check_choice("recurrence", recurrence, RECURRENCES)
     times = _check_flow(theta, x0, knots, bias)
-    work = torch.float32 if x0.device.type == "mps" else torch.float64
+    work = time_dtype(x0.device)
     batch, count, m, _ = theta.shape
     x, step = x0.to(work), times.to(work).diff(dim=1)[..., None, None]
     if batch == 0 or count == 0:

@@ -61,7 +61,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, check_choice, check_count, check_number
-from ..ode.problem import check_finite, check_state
+from ..ode.arguments import check_finite, check_state
 from ..ode.step import fixed_steps
 from ..ode.tableau import METHODS, Tableau
 from .plastic_passes import RULES, Plan, Weights, outer_sum, product, run_episode

@@ -23,8 +23,8 @@ from .._modules import Theta
 from .._torch_private import is_transforming
 from ..control.base import Constant, FollowsPath, Motion, OuterProduct
 from ..dynamics.base import ACTIVATIONS, Product, Structure, dense_rows
+from ..ode.arguments import check_interval
 from ..ode.options import SolveOptions
-from ..ode.problem import check_saved, check_time
 from ..ode.record import mask_like
 from ..ode.step import fixed_steps
 from ..ode.tableau import Tableau
@@ -96,9 +96,7 @@ class PiecewiseForm:
 
     def solve(self, x0: Tensor, theta: Theta, save_at: Tensor | None) -> ClosedFormResult:
         """Solve from x0 (batch, m); the knots of the path and the saved times divide [t0, t1] into intervals."""
-        work = torch.float32 if x0.device.type == "mps" else torch.float64
-        (_, t0), (_, t1) = check_time("t0", self.t0, x0, work), check_time("t1", self.t1, x0, work)
-        ts = None if save_at is None else check_saved(save_at, t0.detach(), t1.detach())[1]
+        t0, t1, ts, _ = check_interval(self.t0, self.t1, save_at, x0)
         times, place = self._divide(t0, t1, ts)
         w = self._control_at((times[:, 1:] + times[:, :-1]).detach() / 2)[self.product.control].to(x0.dtype)
         xs = _piecewise_by_blocks(_as_blocks(w, self.product), x0, times)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..block import NCODE, Settings
-from ..block.wiring import check_settings
+from ..block.settings import check_settings
 from ..control import DataControl
 from ..costs import Regulariser
 from ..dynamics import SparseLinear

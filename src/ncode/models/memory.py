@@ -11,7 +11,7 @@ from torch import Tensor
 from .._modules import Configurable
 from ..block import NCODE, Settings
 from ..block.pretrained import Pretrained
-from ..block.wiring import check_settings
+from ..block.settings import check_settings
 from ..control import Plastic
 from ..dynamics import Recurrent
 from ..errors import InputError, check_count, check_flag, check_number, check_tensor

@@ -11,16 +11,18 @@ from torch import Tensor
 
 from .._torch_private import is_symbolic, is_transforming
 from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
+from .arguments import Callback
 from .backends import EAGER, Backend
-from .captures import held_by
 from .chain import gather, solve_chain
 from .events import Event, check_events
 from .gradients.function import Outputs
+from .held_values import held_by
 from .methods import Method
 from .options import make_options
-from .problem import Callback, Problem, make_problem
+from .planned import solve_planned
+from .problem import Problem, make_problem
 from .solution import DenseOutput, EventRecord, Solution, Stats
-from .solver import Solved, solve_planned, solve_problem
+from .solver import Solved, solve_problem
 from .step import StepSizeRule
 from .system import Control, Cost, Dynamics, Feedback, State
 
@@ -227,27 +229,21 @@ def solve(
         save_steps=save_steps,
     )
     throw = check_flag("throw", throw)
+    watched = check_events(events or ())
     if problem.batch == 0:
-        return _empty(problem, theta, check_events(events or ()))
+        return _empty(problem, theta, watched)
     if is_transforming() and options.gradient != "autograd":
         raise InputError(
             f'gradient="{options.gradient}" does not work inside torch.func transforms: use gradient="autograd" there'
         )
-    watched = check_events(events or ())
-    if watched:
-        solved, records = solve_chain(problem, watched)
-        solution = _make_solution(problem, theta, solved, records)
-        if throw:
-            _raise_failures(solution, problem)
-        return solution
     planned = problem.fixed_count is not None and options.backend is EAGER and callback is None
-    if options.gradient == "autograd" and planned:
+    if options.gradient == "autograd" and planned and not watched:
         solution = _make_solution(problem, theta, solve_planned(problem))
         if is_symbolic() or bool(solution.ok.all()):
             return solution
         # A sample failed: find out where, and keep its values out of the gradients of the others.
-    solved = solve_problem(problem)
-    solution = _make_solution(problem, theta, solved)
+    solved, records = solve_chain(problem, watched) if watched else (solve_problem(problem), ())
+    solution = _make_solution(problem, theta, solved, records)
     if throw and solved.failed != 0:
         _raise_failures(solution, problem)
     return solution
@@ -310,7 +306,7 @@ def _raise_failures(solution: Solution, problem: Problem) -> None:
 def _joined(problem: Problem) -> State:
     """An empty z0 joined to theta and to the parameters of functions: a loss of no samples has a backward, too."""
     system = problem.system
-    held = [it for function in (system.dynamics, system.feedback, system.cost) for it in held_by(function)]
+    held = [it for function in system.functions for it in held_by(function)]
     joined = [*problem.theta, *(it for it in held if isinstance(it, Tensor) and it.is_leaf)]
     parts = [it.flatten()[:0].abs().sum().to(problem.t0.device) for it in joined if it.requires_grad]
     return tuple(sum(parts, leaf) for leaf in problem.z0)

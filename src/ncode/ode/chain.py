@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._torch_private import is_transforming
 from ..errors import InputError, Status
-from .events import Event, EventWatch
+from .events import Event
 from .gradients.function import Outputs, harmless_state
 from .independence import Positions
 from .problem import Problem
@@ -24,6 +24,7 @@ from .record import join_tables, mask_like
 from .solution import EventRecord, Stats
 from .solver import Solved, solve_problem
 from .system import Slope, State, System, map_tensors, where
+from .watch import EventWatch
 
 
 class ChainStats(Stats):

@@ -6,9 +6,10 @@ others that have finished; and FSDP2 would lose the gradients of a module that i
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from .._torch_private import TorchDispatchMode
+from .._torch_private import TorchDispatchMode, has_other_ranks
 from ..errors import InputError
 
 
@@ -25,3 +26,8 @@ class ForbidCollectives(TorchDispatchMode):
                 " the dynamics alone, and use no SyncBatchNorm in the dynamics"
             )
         return func(*args, **(kwargs or {}))
+
+
+def without_communication() -> AbstractContextManager[Any]:
+    """`ForbidCollectives` where there are other ranks."""
+    return ForbidCollectives() if has_other_ranks() else nullcontext()

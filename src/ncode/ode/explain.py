@@ -10,9 +10,9 @@ import torch
 
 from .api import solve
 from .options import SolveOptions
+from .probe import probe
 from .problem import Problem, make_problem
-from .solver import probe
-from .system import tensors_of
+from .solver import differentiates
 
 _PROBLEM = ("theta", "feedback", "cost", "save_at", "jump_ts", "dense", "keep_last", "callback", "save_steps")
 
@@ -67,8 +67,6 @@ def explain(*arguments: Any, **options: Any) -> Explanation:
 
 def _why_not_whole(problem: Problem) -> str | None:
     captures = probe(problem, train=torch.is_grad_enabled())
-    leaves = (*problem.z0, *tensors_of(problem.inputs), *captures.trained)
-    differentiates = torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves)
-    differentiates |= problem.options.gradient == "autograd"
+    differentiated = differentiates(problem, captures)
     with torch.no_grad():
-        return problem.options.backend.why_not_whole(problem, captures, differentiates)
+        return problem.options.backend.why_not_whole(problem, captures, differentiated)

@@ -31,8 +31,49 @@ from ..errors import InputError, check_count
 from .tableau import Row
 
 
+class _StiffTableau:
+    """What both kinds of methods share."""
+
+    name: str
+    order: int
+    c: Row
+    error: Row
+    error_order: int
+
+    def _check(self, full: tuple[str, ...], triangular: tuple[str, ...], below: int) -> None:
+        """Check the lengths of rows, and fill in the order of the error."""
+        kind, stages = type(self).__name__, self.stages
+        check_count(f"order of a {kind}", self.order)
+        for name in (*full, *(["error"] if self.error else [])):
+            found = len(getattr(self, name))
+            if found != stages:
+                nodes = f"{kind} {self.name!r} with {stages} nodes c"
+                raise InputError(f"{nodes} needs {stages} rows {name}; given {found}")
+        for name in triangular:
+            lengths = [len(row) for row in getattr(self, name)]
+            if lengths != list(range(below, stages + below)):
+                raise InputError(
+                    f"{kind} {self.name!r}: rows {name} must have {below} to {stages + below - 1} weights;"
+                    f" given {lengths}"
+                )
+        if self.error and not self.error_order:
+            object.__setattr__(self, "error_order", max(self.order - 1, 1))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, order={self.order}, stages={self.stages})"
+
+    @property
+    def stages(self) -> int:
+        return len(self.c)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the method estimates its own error."""
+        return bool(self.error)
+
+
 @dataclass(frozen=True, repr=False)
-class RosenbrockTableau:
+class RosenbrockTableau(_StiffTableau):
     """A Rosenbrock method; the module's docstring explains the rows.
 
     Args:
@@ -62,22 +103,7 @@ class RosenbrockTableau:
     error_order: int = 0
 
     def __post_init__(self) -> None:
-        check_count("order of a RosenbrockTableau", self.order)
-        _check_rows(self, ("c", "d", "b", "dense"), ("a", "coupling"), below=0)
-        if self.error and not self.error_order:
-            object.__setattr__(self, "error_order", max(self.order - 1, 1))
-
-    def __repr__(self) -> str:
-        return f"RosenbrockTableau({self.name!r}, order={self.order}, stages={self.stages})"
-
-    @property
-    def stages(self) -> int:
-        return len(self.c)
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether the method estimates its own error."""
-        return bool(self.error)
+        self._check(("c", "d", "b", "dense"), ("a", "coupling"), below=0)
 
     @property
     def advancing(self) -> int:
@@ -87,7 +113,7 @@ class RosenbrockTableau:
 
 
 @dataclass(frozen=True, repr=False)
-class DirkTableau:
+class DirkTableau(_StiffTableau):
     """A diagonally implicit Runge-Kutta method; the module's docstring explains the rows.
 
     Args:
@@ -114,8 +140,7 @@ class DirkTableau:
     predictor: tuple[Row, ...] = ()
 
     def __post_init__(self) -> None:
-        check_count("order of a DirkTableau", self.order)
-        _check_rows(self, ("c", "b", "dense"), ("a",), below=1)
+        self._check(("c", "b", "dense"), ("a",), below=1)
         diagonal = [row[-1] for row in self.a]
         if diagonal[0] not in (0.0, self.gamma) or any(value != self.gamma for value in diagonal[1:]) or not self.gamma:
             raise InputError(
@@ -125,46 +150,15 @@ class DirkTableau:
         for i, row in enumerate(self.a):
             if not math.isclose(sum(row), self.c[i], abs_tol=1e-9):
                 raise InputError(f"DirkTableau {self.name!r}: row a[{i}] sums to {sum(row):g}; expected {self.c[i]:g}")
-        if self.error and not self.error_order:
-            object.__setattr__(self, "error_order", max(self.order - 1, 1))
-
-    def __repr__(self) -> str:
-        return f"DirkTableau({self.name!r}, order={self.order}, stages={self.stages})"
-
-    @property
-    def stages(self) -> int:
-        return len(self.c)
 
     @property
     def gamma(self) -> float:
         return self.a[-1][-1]
 
     @property
-    def adaptive(self) -> bool:
-        """Whether the method estimates its own error."""
-        return bool(self.error)
-
-    @property
     def ends_in_stage(self) -> bool:
         """Whether the step ends in its last stage (stiffly accurate)."""
         return self.b == self.a[-1]
-
-
-def _check_rows(
-    tableau: RosenbrockTableau | DirkTableau, full: tuple[str, ...], triangular: tuple[str, ...], below: int
-) -> None:
-    stages, kind = len(tableau.c), type(tableau).__name__
-    for name in (*full, *(["error"] if tableau.error else [])):
-        if len(getattr(tableau, name)) != stages:
-            found = len(getattr(tableau, name))
-            raise InputError(f"{kind} {tableau.name!r} with {stages} nodes c needs {stages} rows {name}; given {found}")
-    for name in triangular:
-        lengths = [len(row) for row in getattr(tableau, name)]
-        if lengths != list(range(below, stages + below)):
-            raise InputError(
-                f"{kind} {tableau.name!r}: rows {name} must have {below} to {stages + below - 1} weights;"
-                f" given {lengths}"
-            )
 
 
 def _rosenbrock23() -> RosenbrockTableau:

@@ -1,32 +1,34 @@
-"""What is solved: the arguments of `solve`, checked before any work, as a `Problem`."""
+"""What is solved: a `Problem`, made of the arguments of `solve` (checked in arguments.py) before any work."""
 
 from __future__ import annotations
 
-import cmath
-import math
-import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .._torch_private import is_mapped, is_symbolic, is_tracing, pytree
-from ..errors import (
-    InputError,
-    check_flag,
-    check_function,
-    check_number,
-    check_tensor,
-    format_value,
+from .._torch_private import is_symbolic
+from ..errors import InputError, check_flag
+from .arguments import (
+    Callback,
+    all_finite,
+    check_callback,
+    check_control,
+    check_driven,
+    check_finite,
+    check_functions,
+    check_implicit,
+    check_jumps,
+    check_nested_state,
+    check_saved,
+    check_time,
 )
 from .options import SolveOptions
 from .step import fixed_steps
 from .system import Control, Cost, Dynamics, Feedback, State, System
 from .tolerance import Tolerance, make_tolerance
-
-Callback = Callable[[Tensor, Any, Tensor], Any]
 
 
 class SampleInputs(NamedTuple):
@@ -163,262 +165,77 @@ def make_problem(
     save_steps: bool = False,
 ) -> Problem:
     """Check the arguments of `solve` and make a Problem of them."""
-    _check_functions(dynamics, feedback, cost)
+    check_functions(dynamics, feedback, cost)
     states, x_spec, dtype = check_nested_state(x0)
     states = tuple(map(_trainable, states))
     x0 = states[0]
     if options.implicit:
         for leaf in states:
-            _check_implicit(options.tableau.name, leaf)
+            check_implicit(options.tableau.name, leaf)
     leaves, spec = check_control(theta, x0)
     leaves = tuple(map(_trainable, leaves))
     if not options.backend.checks_values:
         _check_values(states, leaves)
-    driven = _check_driven(x0, leaves, spec) if feedback is not None else ()
-    time = torch.float32 if x0.device.type == "mps" else torch.float64
-    t0_given, t0_all = check_time("t0", t0, x0, time)
-    t1_given, t1_all = check_time("t1", t1, x0, time)
-    if options.step == "batch" and x0.shape[0] and not _same_for_all(t0_given, t1_given):
-        raise InputError('step="batch" takes one step for all samples, so t0 and t1 must be the same for all')
-    ts_given, ts = (None, None) if save_at is None else check_saved(save_at, t0_all.detach(), t1_all.detach())
+    driven = check_driven(x0, leaves, spec) if feedback is not None else ()
+    times = _check_times(t0, t1, save_at, jump_ts, x0, options)
     costs = () if cost is None else (torch.zeros(x0.shape[0], dtype=dtype, device=x0.device),)
-    jumps = check_jumps(jump_ts, t0_all, options.shared_step)
-    shifted = isinstance(t0_given, Tensor) or t0_given != 0.0 or jumps is not None
-    interval = None if isinstance(t0_given, Tensor) or isinstance(t1_given, Tensor) else (t0_given, t1_given)
-    own_times = _is_own(t0_given) or _is_own(t1_given) or (isinstance(jump_ts, Tensor) and jump_ts.dim() > 1)
-    system = System(dynamics, feedback, cost, spec, dtype, shifted, jumps is not None, x_spec)
-    unbounded = [] if jumps is None else [jumps, t0_all, t1_all]
-    theta = (*([] if feedback is not None else leaves), *unbounded, *([t0_all] if shifted else []))
+    system = System(dynamics, feedback, cost, spec, dtype, times.shifted, times.jumps is not None, x_spec)
+    constants = (*([] if feedback is not None else leaves), *times.constants)
     return Problem(
         system=system,
         options=options,
         z0=(*states, *driven, *costs),
-        theta=tuple(system.enter(theta, torch.zeros_like(t0_all), t1_all - t0_all)[0]),
-        t0=t0_all,
-        t1=t1_all,
-        span=t1_all - t0_all if shifted else t1_all,
-        ts=ts if ts is None or not shifted else ts - t0_all[:, None],
-        ts_given=ts_given,
-        interval=interval if jumps is None else None,  # jumps add to the number of steps of a fixed size
+        theta=tuple(system.enter(constants, torch.zeros_like(times.t0), times.t1 - times.t0)[0]),
+        t0=times.t0,
+        t1=times.t1,
+        span=times.t1 - times.t0 if times.shifted else times.t1,
+        ts=times.ts if times.ts is None or not times.shifted else times.ts - times.t0[:, None],
+        ts_given=times.ts_given,
+        interval=times.interval,
         dense=check_flag("dense", dense),
         tolerance=make_tolerance(options.rtol, options.atol, states, x_spec),
         keep_last=check_flag("keep_last", keep_last),
-        callback=None if callback is None else _check_callback(callback),
+        callback=None if callback is None else check_callback(callback),
         save_steps=check_flag("save_steps", save_steps),
-        together=options.shared_step or (options.dt is not None and not own_times),
+        together=options.shared_step or (options.dt is not None and not times.own),
     )
 
 
-def _check_implicit(method: str, x0: Tensor) -> None:
-    """Refuse what methods that use Jacobians cannot do."""
-    if x0.is_complex():
-        raise InputError(
-            f"method {method!r} needs Jacobians, which exist for real states only; given {x0.dtype}: solve for"
-            " torch.view_as_real(x), or use an explicit method"
-        )
-    if is_symbolic():
-        raise InputError(
-            f"method {method!r} needs Jacobians, and does not work inside torch.func transforms, torch.export or a CUDA"
-            " graph of your own: use an explicit method there, or call solve outside"
-        )
+class _Times(NamedTuple):
+    """The times of a problem, on the clock of the user."""
+
+    t0: Tensor
+    t1: Tensor
+    ts: Tensor | None
+    ts_given: Tensor | None
+    jumps: Tensor | None
+    interval: tuple[float, float] | None  # see `Problem`
+    shifted: bool  # whether the loop's clock, which starts at 0, is another one
+    own: bool  # whether each sample has times of its own
+
+    @property
+    def constants(self) -> list[Tensor]:
+        """Those that the system needs, in the order that it expects."""
+        jumps = [] if self.jumps is None else [self.jumps, self.t0, self.t1]
+        return [*jumps, *([self.t0] if self.shifted else [])]
+
+
+def _check_times(t0: Any, t1: Any, save_at: Any, jump_ts: Any, x0: Tensor, options: SolveOptions) -> _Times:
+    (t0, begin), (t1, end) = check_time("t0", t0, x0), check_time("t1", t1, x0)
+    if options.step == "batch" and x0.shape[0] and not _same_for_all(t0, t1):
+        raise InputError('step="batch" takes one step for all samples, so t0 and t1 must be the same for all')
+    ts_given, ts = (None, None) if save_at is None else check_saved(save_at, begin.detach(), end.detach())
+    jumps = check_jumps(jump_ts, begin, options.shared_step)
+    # Jumps add to the number of steps of a fixed size.
+    interval = None if isinstance(t0, Tensor) or isinstance(t1, Tensor) or jumps is not None else (t0, t1)
+    shifted = isinstance(t0, Tensor) or t0 != 0.0 or jumps is not None
+    own = any(isinstance(it, Tensor) and it.dim() > dim for it, dim in ((t0, 0), (t1, 0), (jump_ts, 1)))
+    return _Times(begin, end, ts, ts_given, jumps, interval, shifted, own)
 
 
 def _trainable(tensor: Tensor) -> Tensor:
     """A tensor that autograd can use: a copy of one made under inference_mode."""
     return tensor.clone() if tensor.is_inference() and not torch.is_inference_mode_enabled() else tensor
-
-
-def check_state(x0: Any, name: str = "x0") -> torch.dtype:
-    """Check x0; returns the real dtype that goes with it."""
-    if not isinstance(x0, Tensor):
-        raise InputError(f"{name} must be a tensor of shape (batch, ...); given {type(x0).__name__}")
-    check_tensor(name, x0)
-    if x0.dim() == 0:
-        raise InputError(f"{name} must have a batch dimension, (batch, ...); given shape (): use {name}[None]")
-    if not (x0.is_floating_point() or x0.is_complex()):
-        raise InputError(f"{name} must be of a floating or complex dtype; given {x0.dtype}: use {name}.float()")
-    if x0.dtype in (torch.float16, torch.bfloat16):
-        raise InputError(
-            f"{name} is {x0.dtype}, too coarse to step in: keep the state in float32, and use torch.autocast inside the"
-            " dynamics"
-        )
-    if x0.shape[0] and x0[0].numel() == 0:
-        raise InputError(f"{name} of shape {tuple(x0.shape)} has no elements in a sample")
-    return x0.real.dtype if x0.is_complex() else x0.dtype
-
-
-def check_nested_state(x0: Any) -> tuple[State, pytree.TreeSpec | None, torch.dtype]:
-    """The leaves of x0, how they nest (None for one tensor), and the real dtype that goes with them."""
-    if isinstance(x0, Tensor):
-        return (x0,), None, check_state(x0)
-    try:
-        named, spec = pytree.tree_flatten_with_path(x0)
-    except RecursionError:
-        raise InputError("x0 is nested too deeply: use fewer levels of tuples, lists and dicts") from None
-    if not named:
-        raise InputError("x0 holds no tensor: give one (batch, ...), or a nested tuple, list or dict of such")
-    names = [f"x0{pytree.keystr(path)}" for path, _ in named]
-    leaves = tuple(leaf for _, leaf in named)
-    for leaf, name in zip(leaves, names, strict=True):
-        if not isinstance(leaf, Tensor):
-            where = "" if name == "x0" else f", in which {name} is {type(leaf).__name__}"
-            raise InputError(
-                "x0 must be a tensor of shape (batch, ...), or a nested tuple, list or dict of such; given"
-                f" {type(x0).__name__}{where}"
-            )
-    dtypes = [check_state(leaf, name) for leaf, name in zip(leaves, names, strict=True)]
-    first = leaves[0]
-    for leaf, name, dtype in zip(leaves, names, dtypes, strict=True):
-        if leaf.shape[0] != first.shape[0]:
-            raise InputError(f"{name} has {leaf.shape[0]} samples and {names[0]} {first.shape[0]}: give both the same")
-        if leaf.device != first.device:
-            raise InputError(f"{name} is on {leaf.device} and {names[0]} on {first.device}: move one of them")
-        if dtype != dtypes[0]:
-            raise InputError(f"{name} is {leaf.dtype} and {names[0]} {first.dtype}: use one precision for all of x0")
-    return leaves, spec, dtypes[0]
-
-
-def all_finite(tensors: Sequence[Tensor]) -> bool:
-    """Whether all values are certainly finite; one read for all of them, since on CUDA each read synchronises."""
-    sums = [tensor.detach().sum() for tensor in tensors]
-    if len({each.dtype for each in sums}) > 1:
-        if sums[0].device.type == "mps":
-            return False  # MPS has no double precision
-        sums = [each.abs().double() for each in sums]
-    return cmath.isfinite(torch.stack(sums).sum().item())
-
-
-def check_finite(name: str, tensor: Tensor) -> None:
-    """Refuse nan and inf, naming the samples."""
-    if is_symbolic() or tensor.numel() == 0:
-        return
-    bad = ~torch.isfinite(tensor.detach()).flatten(1).all(1) if tensor.dim() > 1 else ~torch.isfinite(tensor.detach())
-    if bool(bad.any()):
-        rows = bad.nonzero().flatten().tolist()
-        shown = ", ".join(map(str, rows[:8])) + (", ..." if len(rows) > 8 else "")
-        raise InputError(f"{name} is not finite in {len(rows)} of {len(tensor)} samples: {shown}")
-
-
-def check_control(theta: Control, x0: Tensor) -> tuple[tuple[Tensor, ...], pytree.TreeSpec | None]:
-    """Flatten theta and check its leaves."""
-    if theta is None:
-        return (), None
-    try:
-        leaves, spec = pytree.tree_flatten(theta)
-    except RecursionError:
-        raise InputError("theta is nested too deeply: use fewer levels of tuples, lists and dicts") from None
-    for leaf in leaves:
-        if not isinstance(leaf, Tensor):
-            raise InputError(
-                "theta must be a tensor or a nested tuple, list or dict of tensors, each (batch, ...);"
-                f" given a leaf of type {type(leaf).__name__}"
-            )
-        if leaf.device != x0.device:
-            raise InputError(f"theta is on {leaf.device} and x0 on {x0.device}: move one of them")
-        check_tensor("theta", leaf)
-        if leaf.dim() == 0 or leaf.shape[0] != x0.shape[0]:
-            if leaf.dim() and hasattr(theta, "knots"):  # a path, whose leaves a user has not seen
-                one = len(leaf) == 1
-                hint = f"use path.expand({len(x0)})" if one else "make a path with one row per sample"
-                raise InputError(f"the path has {len(leaf)} sample{'' if one else 's'}, x0 has {len(x0)}: {hint}")
-            raise InputError(
-                f"theta has a leaf of shape {tuple(leaf.shape)}, but the batch has {len(x0)} samples: every leaf must"
-                f" be ({len(x0)}, ...); expand a shared control, or use it in a closure"
-            )
-    return tuple(leaves), spec
-
-
-def check_time(name: str, t: Any, x0: Tensor, dtype: torch.dtype) -> tuple[float | Tensor, Tensor]:
-    """A time as it was given, and as (batch,) in the precision of time."""
-    batch = x0.shape[0]
-    if isinstance(t, numbers.Real) and not isinstance(t, bool):
-        number = check_number(name, t, low=-math.inf)
-        return number, torch.full((batch,), number, dtype=dtype, device=x0.device)
-    if not isinstance(t, Tensor):
-        raise InputError(f"{name} must be a number or a tensor of shape () or ({batch},); given {type(t).__name__}")
-    check_tensor(name, t)
-    if t.is_complex() or t.dtype == torch.bool:
-        raise InputError(f"{name} must be real; given {t.dtype}")
-    if t.dim() > 1 or (t.dim() == 1 and len(t) != batch):
-        raise InputError(
-            f"{name} must have shape () or ({batch},), one time per sample; given {tuple(t.shape)}: times at which to"
-            " return the solution are save_at"
-        )
-    refuse_mapped(name, t)
-    if not bool(torch.isfinite(t.detach()).all()):
-        raise InputError(f"{name} must be finite; given {t.detach().tolist()}"[:300])
-    return t, t.to(x0.device, dtype).expand(batch)
-
-
-def check_times(name: str, ts: Any, t0: Tensor) -> tuple[Tensor, Tensor]:
-    """Times as they were given, (T,) or (batch, T), and as (batch, T)."""
-    batch = t0.shape[0]
-    try:
-        given = ts if isinstance(ts, Tensor) else torch.as_tensor(ts, dtype=t0.dtype, device=t0.device)
-    except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
-        what = f"{name} must be a tensor of times or something like one; given {format_value(ts)}"
-        raise InputError(f"{what} ({error})") from None
-    check_tensor(name, given)
-    if given.is_complex() or given.dtype == torch.bool:
-        raise InputError(f"{name} must be real; given {given.dtype}")
-    refuse_mapped(name, given)
-    if given.dim() not in (1, 2) or (given.dim() == 2 and len(given) != batch):
-        raise InputError(
-            f"{name} must have shape (T,), times shared by all, or ({batch}, T), each sample's own;"
-            f" given {tuple(given.shape)}"
-        )
-    return given, given.to(t0.device, t0.dtype).expand(batch, given.shape[-1])
-
-
-def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
-    """Saved times as they were given and as (batch, T): within [t0, t1], towards t1, or nan (padding)."""
-    given, full = check_times("save_at", ts, t0)
-    if is_symbolic() or full.numel() == 0:
-        return given, full
-    times, missing = full.detach(), full.detach().isnan()
-    # The order of times that are there: a padded one counts as one before all others.
-    ahead = torch.where(missing, -math.inf, torch.where((t1 >= t0)[:, None], times, -times))
-    if not bool((missing | (ahead >= ahead.cummax(1).values)).all()):
-        raise InputError("save_at is out of order: its times must go from t0 towards t1")
-    low, high = torch.minimum(t0, t1)[:, None], torch.maximum(t0, t1)[:, None]
-    # Times made in single precision may miss the interval's end by their rounding.
-    slack = (4 * torch.finfo(given.dtype).eps if given.is_floating_point() else 0.0) * torch.maximum(
-        low.abs(), high.abs()
-    )
-    outside = ~missing & ~((times >= low - slack) & (times <= high + slack))
-    if bool(outside.any()):
-        row = int(outside.any(1).nonzero()[0])
-        asked = times[row][~missing[row]]
-        raise InputError(
-            f"save_at has times outside of [t0, t1]: sample {row} is solved from {float(t0[row]):.6g} to"
-            f" {float(t1[row]):.6g}, and asked for {float(asked.min()):.6g} to {float(asked.max()):.6g}"
-        )
-    inside = torch.minimum(torch.maximum(times, low), high)
-    return given, full + (inside - times)  # moved by rounding at most, and without a gradient of its own
-
-
-def check_jumps(jump_ts: Any, t0: Tensor, shared_step: bool) -> Tensor | None:
-    """Jumps as (batch, n), infinite where there is none; None without any."""
-    if jump_ts is None:
-        return None
-    if torch.compiler.is_exporting() or is_tracing():
-        raise InputError("the steps of a solve with jump_ts depend on values, and an exported or traced solve has none")
-    given, full = check_times("jump_ts", jump_ts, t0)
-    if shared_step and given.dim() == 2:
-        raise InputError('step="batch" takes one step for all samples, so jump_ts must be (n,), the same for all')
-    return torch.where(full.detach().isnan(), torch.inf, full) if full.shape[1] else None
-
-
-def _check_functions(dynamics: Any, feedback: Any, cost: Any) -> None:
-    for name, function in (("dynamics", dynamics), ("feedback", feedback), ("cost", cost)):
-        if function is not None or name == "dynamics":
-            check_function(name, function, ("t", "x", "theta"), adapt=True)
-
-
-def _check_callback(callback: Any) -> Callback:
-    if is_symbolic():
-        raise InputError("callback is called with values, and an exported or traced solve has none: leave it out")
-    return check_function("callback", callback, ("t", "x", "accepted"))
 
 
 def _check_values(states: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
@@ -431,29 +248,5 @@ def _check_values(states: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
         check_finite("theta", leaf)
 
 
-def _check_driven(x0: Tensor, leaves: State, spec: pytree.TreeSpec | None) -> State:
-    """The control as a part of z."""
-    if spec is None:
-        raise InputError("feedback drives a control, but theta is None: give the control at t0")
-    for leaf in leaves:
-        if leaf.dtype != x0.dtype:
-            raise InputError(f"a control with feedback must be {x0.dtype} like x0; given a leaf of {leaf.dtype}")
-    return leaves
-
-
-def _is_own(t: float | Tensor) -> bool:
-    """Whether each sample has a time of its own."""
-    return isinstance(t, Tensor) and t.dim() > 0
-
-
 def _same_for_all(*times: float | Tensor) -> bool:
     return all(not isinstance(t, Tensor) or t.dim() == 0 or bool((t == t[0]).all()) for t in times)
-
-
-def refuse_mapped(name: str, times: Tensor) -> None:
-    """Times decide on the number of steps, so torch.func.vmap cannot map over them."""
-    if is_mapped(times):
-        raise InputError(
-            f"{name} is mapped by torch.func.vmap, and solve must read times: solve is batched already, so put the"
-            " mapped dimension into the batch"
-        )

@@ -13,7 +13,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..captures import IsolatedFunction, Survey, survey, torch_settings
+from ..captures import IsolatedFunction, torch_settings
+from ..held_values import Survey, survey
 from ..system import RightHandSide, System, tensors_of
 from . import Backend, TensorFunction
 from .graph import CompiledFunction

@@ -19,10 +19,12 @@ from torch import Tensor, nn
 
 from ..._torch_private import backward_keeps_graph, has_other_ranks
 from ...errors import InputError, Status
+from ..arguments import all_finite
 from ..backends import WholePullback
-from ..captures import Captures, IsolatedFunction, autocast_modes, held_by
+from ..captures import Captures, IsolatedFunction, autocast_modes
+from ..held_values import held_by
 from ..independence import Positions
-from ..problem import Problem, SampleInputs, all_finite
+from ..problem import Problem, SampleInputs
 from ..solution import Stats
 from ..system import State, System, tensors_of, version_of, where
 

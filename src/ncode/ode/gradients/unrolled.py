@@ -1,39 +1,23 @@
 """The "autograd" gradient: the accepted steps as one plain graph, for second derivatives and forward mode.
 
-A forward pass without autograd finds the steps; they are then replayed with it. With a fixed step size between two
-numbers the steps are known in advance, and nothing depends on a value: such a solve can be mapped by torch.func.vmap
-and exported.
+A forward pass without autograd finds the steps, unless they are known in advance (planned.py); they are then replayed
+with it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
 
-from ..problem import Problem, all_finite
-from ..record import EvenSteps, StepRecord, Steps, Window, find_window, mask_like
+from ..arguments import all_finite
+from ..problem import Problem
+from ..record import Window, find_window, mask_like
 from ..system import State, expand_like, first_rows, map_tensors, where
-from .discrete import replay_step
+from ..tape import Steps
 from .function import Outputs
-
-
-def planned_steps(problem: Problem) -> EvenSteps:
-    """The steps of a solve whose times are known numbers."""
-    count, dt, duration = problem.fixed_count, problem.options.dt, problem.duration
-    assert count is not None and dt is not None and duration is not None
-    times = [math.copysign(dt, duration) * i for i in range(count + 1)]
-    if not problem.exceeds_max_steps:
-        times[-1] = duration
-
-    def full(value: float) -> Tensor:
-        return torch.full_like(problem.t0, value)
-
-    records = [StepRecord(None, full(a), full(b), full(b - a), ()) for a, b in pairwise(times)]
-    return EvenSteps(records, problem.batch, range(count))
+from .replay import replay_step
 
 
 def unroll(problem: Problem, steps: Steps, first: State | None = None) -> Outputs:
