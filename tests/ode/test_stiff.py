@@ -668,6 +668,22 @@ def test_dynamics_that_do_not_depend_on_the_state_need_no_graph():
     close(sol.x, double(2.0, 3.0))
 
 
+@pytest.mark.parametrize("method", ["rosenbrock23", "rodas5p", "kvaerno5", "implicit_euler", "auto"])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+def test_parts_that_depend_on_the_state_do_not_make_others_need_a_graph(method, mode):
+    """The rates of the other parts, copied without their graph, were taken for some that autograd cannot follow."""
+    options = {"method": method, "dt": None if method == "auto" else 0.25}
+    x0 = double(1.0, 2.0)
+    with mode():
+        line = ncode.solve(
+            lambda t, x, theta: 0 * x.detach() + 1, x0, 0.0, 1.0, cost=lambda t, x, theta: x[:, 0], **options
+        )
+        pair = ncode.solve(lambda t, x, theta: (-x[0], torch.ones_like(x[1])), (x0, x0), 0.0, 1.0, **options)
+    close(line.x, x0 + 1)
+    close(line.cost, x0[:, 0] + 0.5, rtol=0.2)
+    close(pair.x[1], x0 + 1)
+
+
 def test_a_stiff_method_under_inference_mode_is_told_to_use_no_grad():
     with torch.inference_mode(), pytest.raises(InputError, match="use no_grad"):
         ncode.solve(lambda t, x, theta: -x, double(1.0, 2.0), 0.0, 1.0, method="rodas5p")

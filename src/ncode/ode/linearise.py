@@ -77,7 +77,9 @@ def linearise(system: Linearisable, theta: Sequence[Tensor], t: Tensor, z: State
         time = _time_derivative(vector, at, graph)
     else:
         if not all(k.requires_grad for k in slope):
-            _refuse_cut_graph(system, theta, t, z, tuple(k.clone() for k in slope))  # memory may be used again
+            # Copies, since the memory may be used again; without a graph only where the slope has none.
+            here = tuple(k if k.requires_grad else k.clone() for k in slope)
+            _refuse_cut_graph(system, theta, t, z, here)
         times, parts = _pulled(vector, at, leaves, graph)
         rows, time = tuple(join(row) for row in parts), torch.stack(times, 1)
     return Linearised(slope if graph else tuple(k.detach() for k in slope), rows, time)
