@@ -280,6 +280,51 @@ def test_a_supplied_jacobian_replaces_automatic_differentiation():
     close(own, torch.autograd.grad(sol.x.sum(), theta)[0], rtol=1e-9)
 
 
+class Cubic:
+    """Coupled dynamics with a Jacobian; `cut` hides them from autograd, as NumPy would."""
+
+    def __init__(self, cut=False):
+        self.cut, self.calls = cut, 0
+
+    def __call__(self, t, x, theta):
+        x = x.detach() if self.cut else x
+        return -theta * x**3 + t[:, None] * x[:, [1, 0]]
+
+    def jacobian(self, t, x, theta):
+        self.calls += 1
+        coupling = torch.tensor([[0.0, 1.0], [1.0, 0.0]], dtype=DOUBLE)
+        return torch.diag_embed(-3 * theta * x**2) + t[:, None, None] * coupling
+
+
+@pytest.mark.parametrize("method", ["rodas5p", "kvaerno5"])
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint", "autograd"])
+def test_a_supplied_jacobian_is_used_beside_a_cost(method, gradient):
+    def solve(f):
+        theta = torch.tensor([[2.0, 5.0], [1.0, 300.0]], dtype=DOUBLE, requires_grad=True)
+        x0 = torch.tensor([[1.0, 0.5], [0.3, 2.0]], dtype=DOUBLE)
+        options = {"theta": theta, "cost": lambda t, x, theta: t * (theta * x**2).sum(1)}
+        sol = ncode.solve(f, x0, 0.0, 1.0, method=method, gradient=gradient, **options)
+        return sol.x, sol.cost, torch.autograd.grad((sol.x.sum(1) + sol.cost).sum(), theta)[0]
+
+    f = Cubic()
+    own = solve(f)
+    assert f.calls > 0
+    close(own, solve(lambda *given: f(*given)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["rodas5p", "kvaerno5"])
+def test_dynamics_without_a_graph_can_have_a_jacobian_and_a_cost(method):
+    x0, theta = torch.tensor([[1.0, 0.5]], dtype=DOUBLE), torch.tensor([[2.0, 50.0]], dtype=DOUBLE)
+    options = {"theta": theta, "method": method, "rtol": 1e-8, "atol": 1e-9}
+    cut, seen = (
+        ncode.solve(Cubic(cut), x0, 0.0, 1.0, cost=lambda t, x, theta: (x**2).sum(1), **options)
+        for cut in (True, False)
+    )
+    close((cut.x, cut.cost), (seen.x, seen.cost), rtol=1e-6)
+    with pytest.raises(InputError, match="autograd cannot follow"):
+        ncode.solve(Cubic(True), x0, 0.0, 1.0, cost=lambda t, x, theta: (x**2).sum(1).detach(), **options)
+
+
 @pytest.mark.parametrize("dynamics", [ncode.dynamics.Linear(3), ncode.dynamics.SparseLinear(3, nonzeros=2)])
 def test_linear_dynamics_supply_their_jacobian(dynamics, monkeypatch):
     calls = []
