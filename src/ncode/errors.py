@@ -68,7 +68,8 @@ _SENTENCES = (
     "needed a step smaller than min_dt; lower min_dt, or loosen rtol and atol",
     "met an event more often than its max_count; raise max_count, or make the event terminal",
     "met a matrix I - h gamma J that is singular; use a smaller dt, or an adaptive method",
-    "Newton's method did not converge; use a smaller dt, or rodas5p, which needs no iterations",
+    "Newton's method did not converge; the solution may blow up there, or dt, if one is set, is too large; use a"
+    " smaller dt, or rodas5p, which needs no iterations",
     "needed more than max_steps steps because the problem is stiff: an explicit method must follow its fastest decay;"
     ' use method="rodas5p"',
 )

@@ -139,8 +139,8 @@ def solve(
         method: "euler", "midpoint", "heun", "bosh3", "rk4", "dopri5", "tsit5", "dopri8", or a `Tableau`. For stiff
             problems: "rodas5p" (the first to try), "kvaerno5", "rosenbrock23" (low accuracy); with a fixed dt also
             "implicit_euler" and "trapezoid". "auto": each step of each sample by tsit5, or by rodas5p where that
-            is stiff. These need the Jacobian of each sample, by automatic differentiation or
-            from a method `jacobian(t, x, theta)` of the dynamics that returns (batch, n, n).
+            is stiff. These need the Jacobian of each sample, by automatic differentiation or, if x0 is one tensor and
+            there is no feedback, from a method `jacobian(t, x, theta)` of the dynamics that returns (batch, n, n).
         rtol, atol: The error that a step may make: atol + rtol * |x|, as a root mean square over a sample's elements.
             Numbers, or tensors that broadcast against x: (n,) per component, (batch, 1) per sample of x (batch, n); or
             a tuple or dict of these, nested as x0 is.

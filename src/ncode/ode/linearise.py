@@ -31,6 +31,9 @@ NOT_DIFFERENTIABLE = (
 class Linearisable(Protocol):
     """The part of a system that its Jacobian needs, see `RightHandSide`."""
 
+    @property
+    def shown(self) -> int: ...
+
     def jacobian(self, theta: Sequence[Tensor]) -> Callable[[Tensor, State], Any] | None: ...
 
     def bind(self, theta: Sequence[Tensor]) -> Slope: ...
@@ -71,15 +74,23 @@ def linearise(system: Linearisable, theta: Sequence[Tensor], t: Tensor, z: State
         at = t + 0 * z[0].reshape(len(t), -1)[:, 0] if graph and z[0].requires_grad else follow(t)
         slope = _followed(system.bind(theta), at, leaves)
         vector = join(slope)
-    n = vector.shape[1]
-    rows = _given_rows(system, theta, t, z, n)
-    if rows is not None:
-        time = _time_derivative(vector, at, graph)
+    known = _given_rows(system, theta, t, z)
+    first = 0 if known is None else system.shown  # leaves from here on need automatic differentiation
+    rest = slope[first:]
+    if not all(k.requires_grad for k in rest):
+        # Copies, since the memory may be used again; without a graph only where the slope has none.
+        here = tuple(k if k.requires_grad else k.clone() for k in rest)
+        _refuse_cut_graph(system, theta, t, z, here)
+    count = 0 if known is None else len(known)
+    times, parts = _pulled(vector, at, leaves, graph, count) if rest else ((), [])
+    rows = tuple(join(row) for row in parts)
+    if known is None:
+        time = torch.stack(times, 1)
     else:
-        if not all(k.requires_grad for k in slope):
-            _refuse_cut_graph(system, theta, t, z, tuple(k.clone() for k in slope))  # memory may be used again
-        times, parts = _pulled(vector, at, leaves, graph)
-        rows, time = tuple(join(row) for row in parts), torch.stack(times, 1)
+        # Nothing depends on the leaves behind those that are shown, such as the cost.
+        zeros = vector.new_zeros(len(t), len(rows))
+        rows = (*(torch.cat([row, zeros], 1) for row in known), *rows) if rest else known
+        time = _time_derivative(vector, at, graph)
     return Linearised(slope if graph else tuple(k.detach() for k in slope), rows, time)
 
 
@@ -92,24 +103,28 @@ def _followed(slope: Slope, t: Tensor, z: State) -> State:
         raise InputError(NOT_DIFFERENTIABLE) from error
 
 
-def _pulled(vector: Tensor, t: Tensor, z: State, graph: bool) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, ...]]]:
-    """For each element of the vector its gradients: n of (batch,) for the time, and n states."""
-    batch, n = vector.shape
+def _pulled(
+    vector: Tensor, t: Tensor, z: State, graph: bool, first: int = 0
+) -> tuple[tuple[Tensor, ...], list[tuple[Tensor, ...]]]:
+    """For each element of the vector from `first` on its gradients: n of (batch,) for the time, and n states."""
+    batch, size = vector.shape
+    n = size - first
     inputs = (t, *z)
     if not vector.requires_grad:
         return (torch.zeros_like(t),) * n, [tuple(map(torch.zeros_like, z))] * n
-    basis = torch.eye(n, dtype=vector.dtype, device=vector.device)
+    basis = torch.eye(size, dtype=vector.dtype, device=vector.device)[first:]
     traced = is_traced()
     grads: Sequence[Tensor | None] | None = None
     if not (traced and n <= UNROLLED):
         with contextlib.suppress(RuntimeError):  # a backward formula that cannot be batched
-            cotangents = basis[:, None].expand(n, batch, n)
+            cotangents = basis[:, None].expand(n, batch, size)
             grads = torch.autograd.grad(
                 vector, inputs, cotangents, True, graph, allow_unused=True, is_grads_batched=True
             )
     if grads is None:
         single = [
-            torch.autograd.grad(vector, inputs, row.expand(batch, n), True, graph, allow_unused=True) for row in basis
+            torch.autograd.grad(vector, inputs, row.expand(batch, size), True, graph, allow_unused=True)
+            for row in basis
         ]
         full = [[torch.zeros_like(it) if g is None else g for g, it in zip(row, inputs, strict=True)] for row in single]
     else:
@@ -119,14 +134,12 @@ def _pulled(vector: Tensor, t: Tensor, z: State, graph: bool) -> tuple[tuple[Ten
     return tuple(row[0] for row in full), [tuple(row[1:]) for row in full]
 
 
-def _given_rows(
-    system: Linearisable, theta: Sequence[Tensor], t: Tensor, z: State, n: int
-) -> tuple[Tensor, ...] | None:
-    """The rows of a Jacobian that the dynamics supply; None if they do not."""
+def _given_rows(system: Linearisable, theta: Sequence[Tensor], t: Tensor, z: State) -> tuple[Tensor, ...] | None:
+    """The rows of a Jacobian that the dynamics supply, without the cost's; None if they do not."""
     jacobian = system.jacobian(theta)
     if jacobian is None:
         return None
-    matrix = jacobian(t, z)
+    matrix, n = jacobian(t, z), sum(leaf[0].numel() for leaf in z[: system.shown])
     if not isinstance(matrix, Tensor) or matrix.shape != (len(t), n, n) or matrix.dtype != z[0].dtype:
         given = f"{tuple(matrix.shape)}, {matrix.dtype}" if isinstance(matrix, Tensor) else type(matrix).__name__
         raise InputError(
@@ -150,11 +163,11 @@ def _time_derivative(vector: Tensor, t: Tensor, graph: bool) -> Tensor:
 
 
 def _refuse_cut_graph(system: Linearisable, theta: Sequence[Tensor], t: Tensor, z: State, here: State) -> None:
-    """Refuse slopes that change with z, but have no graph: their rows of the Jacobian would be taken for 0."""
+    """Refuse slopes, the last ones, that change with z and have no graph: their rows would be taken for 0."""
     if is_traced():  # has no values; the first evaluations of a solve are eager
         return
     with torch.no_grad():
-        elsewhere = system.bind(theta)(t, tuple(1.25 * leaf + 0.125 for leaf in z))
+        elsewhere = system.bind(theta)(t, tuple(1.25 * leaf + 0.125 for leaf in z))[-len(here) :]
     for mine, other in zip(here, elsewhere, strict=True):
         if not mine.requires_grad and not torch.equal(mine, other):
             raise InputError(NOT_DIFFERENTIABLE)

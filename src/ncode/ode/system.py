@@ -76,7 +76,7 @@ class RightHandSide(Protocol):
         ...
 
     def jacobian(self, theta: Sequence[Tensor]) -> Callable[[Tensor, State], Any] | None:
-        """The Jacobian of the slope as a function of (time of the clock, z), where it is known."""
+        """The Jacobian of the shown leaves' slope as a function of (time of the clock, z), where it is known."""
         ...
 
     def bind(self, theta: Sequence[Tensor]) -> Slope:
@@ -189,7 +189,7 @@ class System:
 
     def jacobian(self, theta: Sequence[Tensor]) -> Callable[[Tensor, State], Any] | None:
         supplied = getattr(self.dynamics, "jacobian", None)
-        if supplied is None or self.feedback is not None or self.cost is not None or self.x_spec is not None:
+        if supplied is None or self.feedback is not None or self.x_spec is not None:
             return None
         control = self.nest(theta[: len(theta) - self.time_constants])
         return lambda t, z: supplied(t, z[0], control)

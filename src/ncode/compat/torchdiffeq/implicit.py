@@ -202,6 +202,8 @@ def _solve_adjoint(f: Any, stages: Stages, guess: Tensor) -> Tensor:
 class _FlatField:
     """A field on real vectors: the right-hand side of `linearise`, whose samples are the stages."""
 
+    shown = 1
+
     def __init__(self, f: Field, like: Tensor):
         self.f, self.like = f, like
 
