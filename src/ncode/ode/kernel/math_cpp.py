@@ -105,13 +105,14 @@ INLINE V expm1_(V x) {
   V q = reduced(choose(far, spread(0), choose(x < LOWEST / 2, spread(LOWEST / 2), x)), &n), two = power_of_two(n);
   return choose(far, exp_(x), two * q + (two - 1));
 }
-INLINE V abs_(V x) { return choose(x < 0, -x, choose(x == 0, spread(0), x)); }
+static const whole SIGN = std::numeric_limits<whole>::min();
+INLINE V abs_(V x) { return (V)((M)x & ~SIGN); }
 INLINE V tanh_(V x) {
   V a = abs_(x);
   a = choose(a > SATURATED, spread(SATURATED), a);
   M n;
   V q = reduced(2 * a, &n), two = power_of_two(n), e = two * q + (two - 1), y = e / (e + 2);
-  return choose(x < 0, -y, choose(x == 0, x, y));
+  return (V)((M)y | ((M)x & SIGN));
 }
 INLINE V sigmoid_(V x) { return 1 / (1 + exp_(-x)); }
 INLINE V log_(V x) {
