@@ -25,7 +25,7 @@ def prelude(dtype: torch.dtype) -> str:
 
 def _polynomial(name: str, coefficients: list[float]) -> str:
     """A polynomial by Horner's rule, lowest coefficient first."""
-    text = f"real({coefficients[-1]!r}) + x * 0"
+    text = f"spread(real({coefficients[-1]!r}))"
     for c in coefficients[-2::-1]:
         text = f"({text}) * x + real({c!r})"
     return f"static inline V {name}(V x) {{ return {text}; }}"
@@ -68,7 +68,7 @@ typedef double T __attribute__((vector_size(8 * W)));  // times
 typedef int64_t TM __attribute__((vector_size(8 * W)));
 typedef int32_t N __attribute__((vector_size(4 * W)));  // counts
 #define INLINE static inline __attribute__((always_inline))
-INLINE V spread(real x) { return V{} + x; }
+INLINE V spread(real x) { return x - V{}; }  // unlike V{} + x, this is x also for -0, and costs no addition
 INLINE V spread(V x) { return x; }
 #define FUNCTION static
 #define FUNCTION_MEMBER inline
