@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -384,6 +385,28 @@ def test_functions_are_exact_to_a_few_units_in_the_last_place() -> None:
     rows = torch.isfinite(expected).all(1)
     torch.testing.assert_close(sol.x[rows], expected[rows], rtol=2e-15, atol=1e-300)
     assert torch.equal(sol.codes == Status.OK, rows)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.usefixtures("machine")
+def test_tanh_is_exact_at_every_size_and_keeps_signs_and_nan(dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    sizes = torch.logspace(math.log10(info.tiny) + 1, 3, 3000, dtype=torch.float64)
+    ends = torch.tensor([0.0, -0.0, info.max], dtype=torch.float64)
+    theta = torch.cat([sizes, -sizes, torch.linspace(-25, 25, 5000), ends]).to(dtype)
+
+    def f(t: Tensor, x: Tensor, theta: Tensor) -> Tensor:
+        spoilt = torch.tanh(theta * math.inf)  # nan at 0
+        return torch.stack([torch.tanh(theta), theta.abs(), spoilt.isnan().to(dtype), spoilt.nan_to_num()], 1)
+
+    x0 = torch.full((len(theta), 4), -0.0, dtype=dtype)
+    sol = ncode.solve(f, x0, 0.0, 1.0, theta=theta, method="euler", dt=1.0, compile="kernel")
+    found, size, missing, ends = sol.x.unbind(1)
+    torch.testing.assert_close(found.double(), theta.double().tanh(), rtol=2 * info.eps, atol=info.tiny)
+    assert torch.equal(found.signbit(), theta.signbit())
+    assert torch.equal(size, theta.abs())
+    assert torch.equal(missing == 1, theta == 0)
+    assert torch.equal(ends, theta.sign())
 
 
 class Straight(torch.autograd.Function):

@@ -7,7 +7,7 @@ To read it, follow a solve:
     trace.py        the dynamics as graphs of tensor operations: one evaluation, or a Rosenbrock step, and its pullback
     lower.py        such a graph as a loop program of one sample; refuses what mixes samples (values.py: kinds of
                     values; operations.py: the operations that are known)
-    ir.py           loop programs
+    ir.py           loop programs; rearrange.py: with fewer loops, and less that backward keeps
     emit_cpp.py     their statements in C++, the same for a CPU and for CUDA
     forward_cpp.py  the loop of a solve around them; backward_cpp.py: the walk back along its tape; driver_cpp.py: both
     machine_cpu.py  samples side by side in vectors, and threads; math_cpp.py: functions of such vectors

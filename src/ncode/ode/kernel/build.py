@@ -18,6 +18,8 @@ from pathlib import Path
 from .trace import Unsupported
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
+_GCC_FLAGS = ("-fschedule-insns", "-fsched-pressure")
+"""Interleave the turns of a loop that are written out: a processor looks ahead over no more than a few of them."""
 _QUIET = ("-Wno-psabi", "-Wno-ignored-attributes", "-pthread")
 SLOW = 2.0
 """Seconds of compilation that are worth a message."""
@@ -34,15 +36,24 @@ def compiler() -> str | None:
 
 
 @functools.cache
+def _version() -> str:
+    return subprocess.run([compiler() or "", "--version"], capture_output=True, text=True, check=False).stdout
+
+
+@functools.cache
+def _flags() -> tuple[str, ...]:
+    return (*FLAGS, *(_GCC_FLAGS if "Free Software Foundation" in _version() else ()), *_QUIET)
+
+
+@functools.cache
 def _identity() -> str:
     """The compiler's version and the processor: a library is made for both."""
-    known = subprocess.run([compiler() or "", "--version"], capture_output=True, text=True, check=False).stdout
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = [" ".join(map(str, os.uname()))]
     processor = next((line for line in lines if line.startswith(("flags", "Features"))), lines[0])
-    return f"{compiler()} {known} {processor}"
+    return f"{compiler()} {_version()} {processor}"
 
 
 def cache_folder() -> Path:
@@ -52,7 +63,7 @@ def cache_folder() -> Path:
 
 def start_build(source: str) -> Future[ctypes.CDLL]:
     """The library of a source, loaded; other work may go on while it is compiled."""
-    key = hashlib.sha256("\n".join((_identity(), *FLAGS, *_QUIET, source)).encode()).hexdigest()[:32]
+    key = hashlib.sha256("\n".join((_identity(), *_flags(), source)).encode()).hexdigest()[:32]
     if key not in _loaded:
         _loaded[key] = Future()
         # A thread of its own: those of a pool would be gone in a process that was forked.
@@ -85,7 +96,7 @@ def _compile(source: str, library: Path) -> None:
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         code, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         code.write_text(source)
-        command = [compiler() or "", *FLAGS, *_QUIET, str(code), "-o", str(made)]
+        command = [compiler() or "", *_flags(), str(code), "-o", str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Unsupported(f"{compiler()} failed: {done.stderr.strip()[:500]}")

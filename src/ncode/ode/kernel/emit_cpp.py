@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from .ir import Buffer, Contract, Operand, Pointwise, Program, Reduce, Statement, View, reads
+from .ir import Buffer, Contract, Operand, Pointwise, Program, Reduce, Statement, View
+from .rearrange import Loop, make_loops
 
 UNROLLED = 4  # loops of at most this many turns are written out
 _ACCUMULATORS = 8  # sums that are under way at a time, to hide the latency of an addition
@@ -20,11 +20,11 @@ class Printer:
         self.lines: list[str] = []
 
     def block(self, statements: Sequence[Statement]) -> list[str]:
-        """All statements in order, neighbours that have the same loops in one loop."""
-        groups = list(_groups(statements))
-        for number, group in enumerate(groups):
-            later = {buffer for other in groups[number + 1 :] for it in other for buffer in reads(it)}
-            self._group(group, later | self.kept)
+        """All statements in order, several in one loop where that can be."""
+        loops = make_loops(statements)
+        for number, loop in enumerate(loops):
+            later = {buffer for other in loops[number + 1 :] for buffer in other.reads}
+            self._print(loop, later | self.kept)
         return self.lines
 
     def copy(self, place: str, operand: Operand, shape: Sequence[int]) -> None:
@@ -40,44 +40,64 @@ class Printer:
             self.lines.append(f"V {buffer.name}[{max(buffer.size, 1)}];")
         return self.places[buffer]
 
-    def _group(self, group: list[Statement], stored: set[Buffer]) -> None:
-        first = group[0]
+    def _print(self, loop: Loop, stored: set[Buffer]) -> None:
+        first = loop.statements[0]
         if isinstance(first, Contract):
             self._contract(first)
         elif isinstance(first, Reduce):
             self._reduce(first)
         else:
-            self._loop([it for it in group if isinstance(it, Pointwise)], stored)
+            self._loop([it for it in loop.statements if isinstance(it, Pointwise)], stored, loop.sums)
 
-    def _loop(self, group: Sequence[Pointwise], stored: set[Buffer]) -> None:
+    def _loop(self, group: Sequence[Pointwise], stored: set[Buffer], sums: Sequence[Contract] = ()) -> None:
         views = [view for it in group for view in (it.out, *it.operands) if isinstance(view, View)]
-        inside: dict[Buffer, str] = {}
-        body: list[tuple[str, View | None, list[Operand], str]] = []
-        for number, it in enumerate(group):
-            body.append((f"r{number}", it.out if it.out.buffer in stored else None, list(it.operands), it.op))
-            if it.out.buffer in stored:
+        for it in (*group, *sums):
+            if it.out.buffer in stored or isinstance(it, Contract):
                 self.name(it.out.buffer)
         shape, strides = collapse(group[0].out.shape, views)
         table = dict(zip(map(id, views), strides, strict=True))
-        if math.prod(shape) == 0:
+        count = math.prod(shape)
+        if count == 0:
             return
 
-        def turn(index: Sequence[int | str]) -> Iterator[str]:
-            inside.clear()
-            for (register, out, operands, op), it in zip(body, group, strict=True):
-                values = [self._value(operand, table, index, inside) for operand in operands]
-                yield f"V {register} = {op}_({', '.join(values)});"
-                inside[it.out.buffer] = register
-                if out is not None:
-                    yield f"{self.name(out.buffer)}[{array_index(out.offset, table[id(out)], index)}] = {register};"
+        def turn(index: Sequence[int | str], part: int = 0) -> Iterator[str]:
+            inside: dict[Buffer, str] = {}
+            for number, it in enumerate(group):
+                values = [self._value(operand, table, index, inside) for operand in it.operands]
+                yield f"V r{number} = {_call(it.op, values)};"
+                inside[it.out.buffer] = f"r{number}"
+                if it.out.buffer in stored:
+                    place = array_index(it.out.offset, table[id(it.out)], index)
+                    yield f"{self.name(it.out.buffer)}[{place}] = r{number};"
+            for number, it in enumerate(sums):
+                yield from self._add(it, number, part, index, inside)
 
-        if math.prod(shape) <= UNROLLED:
+        if count <= UNROLLED:
             for index in _indices(shape):
                 self.lines.append("{ " + " ".join(turn(index)) + " }")
             return
+        parts = _parts(count, sum(it.out.size for it in sums)) if sums else 1
+        cells = [f"a{n}_{u}_{p} = {{}}" for n, it in enumerate(sums) for u in range(it.out.size) for p in range(parts)]
+        self.lines += ["{ V " + ", ".join(cells) + ";"] if sums else []
         names = [f"i{d}" for d in range(len(shape))]
-        heads = [f"LOOP for (int {i} = 0; {i} < {n}; {i}++)" for i, n in zip(names, shape, strict=True)]
-        self.lines += [" ".join(heads) + " {", *turn(names), "}"]
+        heads = [f"LOOP for (int {i} = 0; {i} < {n}; {i} += {parts})" for i, n in zip(names, shape, strict=True)]
+        self.lines.append(" ".join(heads) + " {")
+        for part in range(parts):
+            self.lines += ["{", *turn([f"{i} + {part}" for i in names] if part else names, part), "}"]
+        self.lines.append("}")
+        for number, it in enumerate(sums):
+            for u, index in enumerate(_indices(it.out.shape)):
+                total = " + ".join(f"a{number}_{u}_{p}" for p in range(parts))
+                self.lines.append(f"{self._load(it.out, index)} = {total};")
+        self.lines += ["}"] if sums else []
+
+    def _add(
+        self, it: Contract, number: int, part: int, index: Sequence[int | str], inside: dict[Buffer, str]
+    ) -> Iterator[str]:
+        """What a turn of a loop adds to a contraction of its results."""
+        for u, element in enumerate(_indices(it.out.shape)):
+            factors = [inside.get(view.buffer) or self._load(view, [*element, *index]) for view in it.operands]
+            yield f"a{number}_{u}_{part} += {' * '.join(factors)};"
 
     def _value(
         self, operand: Operand, table: dict[int, tuple[int, ...]], index: Sequence[int | str], inside: dict
@@ -156,29 +176,6 @@ class Printer:
         self.lines.append("}")
 
 
-def _groups(statements: Sequence[Statement]) -> Iterator[list[Statement]]:
-    """Neighbouring statements that one loop can execute: each reads what the others wrote only in the same turn."""
-    written = Counter(it.out.buffer for it in statements)
-    group: list[Statement] = []
-    for it in statements:
-        if group and not (_joins(it, group, written)):
-            yield group
-            group = []
-        group.append(it)
-    if group:
-        yield group
-
-
-def _joins(it: Statement, group: Sequence[Statement], written: Counter[Buffer]) -> bool:
-    if not isinstance(it, Pointwise) or not all(isinstance(other, Pointwise) for other in group):
-        return False
-    if it.out.shape != group[0].out.shape or any(written[other.out.buffer] > 1 for other in (it, *group)):
-        return False
-    outs = {other.out.buffer: other.out for other in group}
-    views = [view for view in it.operands if isinstance(view, View) and view.buffer in outs]
-    return all(view == outs[view.buffer] for view in views)
-
-
 def collapse(shape: Sequence[int], views: Sequence[View]) -> tuple[list[int], list[tuple[int, ...]]]:
     """Loops over neighbouring dimensions as one loop, where all views allow it."""
     sizes: list[int] = []
@@ -214,6 +211,17 @@ def array_index(offset: int, strides: Sequence[int], index: Sequence[int | str])
         elif stride:
             parts.append(f"({at}) * {stride}" if stride != 1 else at)
     return " + ".join([*parts, *([str(constant)] if constant or not parts else [])])
+
+
+def _parts(turns: int, sums: int) -> int:
+    """How many turns of a loop are written out, each with its own part of the sums."""
+    return max(p for p in range(1, UNROLLED + 1) if turns % p == 0 and (p == 1 or p * sums <= _ACCUMULATORS))
+
+
+def _call(op: str, values: Sequence[str]) -> str:
+    if op == "dot":
+        return " + ".join(f"{a} * {b}" for a, b in zip(values[::2], values[1::2], strict=True))
+    return f"{op}_({', '.join(values)})"
 
 
 def _number(value: float) -> str:

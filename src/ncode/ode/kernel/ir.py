@@ -85,6 +85,7 @@ class Term:
     """What one evaluation adds to a sum: a tensor, or the product of two, element by element."""
 
     factors: tuple[View, ...]
+    product: View | None = None  # where the product of two is, if it is computed
 
     @property
     def shape(self) -> tuple[int, ...]:

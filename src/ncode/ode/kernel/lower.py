@@ -18,6 +18,7 @@ from torch import Tensor, fx
 
 from .ir import Buffer, Contract, Operand, Pointwise, Program, Reduce, Statement, Term, View
 from .operations import IDENTITIES, MASKS, POINTWISE, REDUCTIONS, VIEWS
+from .rearrange import rearrange
 from .trace import Graph, Unsupported
 from .values import (
     SAMPLE,
@@ -56,7 +57,7 @@ class Lowered:
             if isinstance(value, Fill) and node not in self._constants:
                 like = example(node)
                 self._constants[node] = torch.full(value.shape, value.value, dtype=like.dtype, device=like.device)
-        self.program.drop_unused()
+        rearrange(self.program)
 
     # What torch computes
 
@@ -325,7 +326,7 @@ class Lowered:
             return found
         if name != "sum":
             return Mixed(f"{name} over samples: they may not interact")
-        return self._sum(node, Term(self._factors(found.view)))
+        return self._sum(node, self._term(found.view))
 
     def _reduce(self, lane: Lane, dims: Sequence[int], keep: bool, op: str) -> Lane:
         if not dims:
@@ -342,10 +343,12 @@ class Lowered:
             layout = layout.unsqueeze(d)
         return Lane(new.buffer, layout)
 
-    def _factors(self, view: View) -> tuple[View, ...]:
-        """A view, or the two views whose product it is."""
+    def _term(self, view: View) -> Term:
+        """A view as a term, or the two views whose product it is."""
         factors = self._products.get(view.buffer)
-        return factors if factors is not None and view == View.whole(view.buffer, factors[0].shape) else (view,)
+        if factors is None or view != View.whole(view.buffer, factors[0].shape):
+            return Term((view,))
+        return Term(factors, view)
 
     def _sum(self, node: fx.Node, term: Term) -> Summed | Mixed:
         if not any(it.buffer in self._adjoint for it in term.factors):
@@ -466,7 +469,7 @@ class Lowered:
     def _own_gradient(self, number: int, node: fx.Node | None) -> None:
         row = self._row(node)
         if isinstance(row, View):
-            self.program.own_terms[number] = Term(self._factors(row))
+            self.program.own_terms[number] = self._term(row)
         elif row:
             raise Unsupported("a constant gradient")
 

@@ -1,4 +1,7 @@
-"""A CPU: a block is as many samples as fit into a vector, chunks of blocks run on threads."""
+"""A CPU: a block is as many samples as fit into a vector, chunks of blocks run on threads.
+
+A block takes as long as its slowest sample. Backward knows how many steps each has, and puts equals side by side.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,23 @@ _SETTINGS = """int64_t chunks, threads;
 
 _MEMORY = """
 struct Place {
-  int64_t first, batch, sample[W];
-  void place(const Settings &p, int64_t block) {
-    first = block * W, batch = p.batch;
-    for (int l = 0; l < W; l++) sample[l] = first + l < p.batch ? first + l : p.batch - 1;
+  int64_t batch, sample[W], present;  // the last block of a batch is filled with its last sample
+  bool neighbours;  // whether the samples are those that solve put side by side
+  void place(const Settings &p, int64_t block, const int64_t *order) {
+    int64_t first = block * W;
+    batch = p.batch, present = batch - first < W ? batch - first : W, neighbours = true;
+    for (int l = 0; l < W; l++) {
+      int64_t i = l < present ? first + l : batch - 1;
+      sample[l] = order ? order[i] : i;
+      neighbours &= l >= present || sample[l] == sample[0] / W * W + l;
+    }
   }
 };
 static void load(V *to, const real *from, int64_t n, const Place &c) {
   for (int64_t e = 0; e < n; e++) for (int l = 0; l < W; l++) to[e][l] = from[c.sample[l] * n + e];
 }
 static void store(const V *from, real *to, int64_t n, const Place &c) {
-  for (int l = 0; l < W && c.first + l < c.batch; l++)
-    for (int64_t e = 0; e < n; e++) to[(c.first + l) * n + e] = from[e][l];
+  for (int l = 0; l < c.present; l++) for (int64_t e = 0; e < n; e++) to[c.sample[l] * n + e] = from[e][l];
 }
 static T times(const double *from, const Place &c) {
   T found;
@@ -36,7 +44,7 @@ static T times(const double *from, const Place &c) {
   return found;
 }
 template <class X, class R> static void put(R *to, X values, const Place &c) {
-  for (int l = 0; l < W && c.first + l < c.batch; l++) to[c.first + l] = values[l];
+  for (int l = 0; l < c.present; l++) to[c.sample[l]] = values[l];
 }
 static T saved_time(const Settings &p, N at, const Place &c) {
   T found;
@@ -47,12 +55,12 @@ static TM valid(const Settings &p, N at) {
   return __builtin_convertvector((at >= 0) & (at < (int32_t)p.times), TM);
 }
 static void put_at(const V *from, real *to, int64_t n, N at, TM due, int64_t times, const Place &c) {
-  for (int l = 0; l < W && c.first + l < c.batch; l++)
-    if (due[l]) for (int64_t e = 0; e < n; e++) to[((c.first + l) * times + at[l]) * n + e] = from[e][l];
+  for (int l = 0; l < c.present; l++)
+    if (due[l]) for (int64_t e = 0; e < n; e++) to[(c.sample[l] * times + at[l]) * n + e] = from[e][l];
 }
 static void get_at(V *to, const real *from, int64_t n, N at, TM due, int64_t times, const Place &c) {
   for (int l = 0; l < W; l++) for (int64_t e = 0; e < n; e++)
-    to[e][l] = from && due[l] && c.first + l < c.batch ? from[(c.sample[l] * times + at[l]) * n + e] : 0;
+    to[e][l] = from && due[l] && l < c.present ? from[(c.sample[l] * times + at[l]) * n + e] : 0;
 }
 static void report(const Settings &, N, N, const Place &) {}
 struct Steps {  // of one block: step n of each sample, side by side
@@ -63,7 +71,7 @@ struct Steps {  // of one block: step n of each sample, side by side
 typedef std::vector<Steps> Tape;
 static void record(const Settings &p, T at, T step, const V *state, TM moved, N, const Place &c) {
   if (!p.tape) return;
-  Steps &tape = (*(Tape *)p.tape)[c.first / W];
+  Steps &tape = (*(Tape *)p.tape)[c.sample[0] / W];
   for (int l = 0; l < W; l++) if (moved[l]) {
     size_t n = tape.count[l]++;
     size_t room = (n + 1) * W;
@@ -72,14 +80,25 @@ static void record(const Settings &p, T at, T step, const V *state, TM moved, N,
     for (int d = 0; d < D; d++) tape.z[(n * D + d) * W + l] = state[d][l];
   }
 }
+static int32_t recorded(const Settings &p, int64_t i) {
+  return !p.active || p.active[i] ? (*(const Tape *)p.tape)[i / W].count[i % W] : 0;
+}
 static N recorded(const Settings &p, const Place &c) {
-  const Steps &tape = (*(const Tape *)p.tape)[c.first / W];
   N count;
-  for (int l = 0; l < W; l++) {
-    int64_t i = c.first + l;
-    count[l] = i < p.batch && (!p.active || p.active[i]) ? tape.count[l] : 0;
-  }
+  for (int l = 0; l < W; l++) count[l] = l < c.present ? recorded(p, c.sample[l]) : 0;
   return count;
+}
+static std::vector<int64_t> by_count(const Settings &p) {  // samples, those with the most steps first
+  std::vector<int64_t> starts, order(p.batch);
+  for (int64_t i = 0; i < p.batch; i++) {
+    size_t n = recorded(p, i);
+    if (n >= starts.size()) starts.resize(n + 1);
+    starts[n]++;
+  }
+  int64_t before = 0;
+  for (size_t n = starts.size(); n-- > 0;) std::swap(before, starts[n]), before += starts[n];
+  for (int64_t i = 0; i < p.batch; i++) order[starts[recorded(p, i)]++] = i;
+  return order;
 }
 static int32_t most(N count) {
   int32_t found = 0;
@@ -87,10 +106,21 @@ static int32_t most(N count) {
   return found;
 }
 static void recall(const Settings &p, int32_t n, T *t, T *h, V *z, const Place &c) {
-  const Steps &tape = (*(const Tape *)p.tape)[c.first / W];
-  memcpy(t, &tape.t[(size_t)n * W], sizeof *t);
-  memcpy(h, &tape.h[(size_t)n * W], sizeof *h);
-  memcpy(z, &tape.z[(size_t)n * D * W], D * sizeof *z);
+  const Tape &all = *(const Tape *)p.tape;
+  if (c.neighbours) {
+    const Steps &tape = all[c.sample[0] / W];
+    memcpy(t, &tape.t[(size_t)n * W], sizeof *t);
+    memcpy(h, &tape.h[(size_t)n * W], sizeof *h);
+    memcpy(z, &tape.z[(size_t)n * D * W], D * sizeof *z);
+    return;
+  }
+  for (int l = 0; l < W; l++) {
+    const Steps &tape = all[c.sample[l] / W];
+    size_t lane = c.sample[l] % W, at = n < tape.count[lane] ? n : 0;  // a sample without steps stands still at 0
+    bool any = tape.count[lane];
+    (*t)[l] = any ? tape.t[at * W + lane] : 0, (*h)[l] = any ? tape.h[at * W + lane] : 0;
+    for (int d = 0; d < D; d++) z[d][l] = any ? tape.z[(at * D + d) * W + lane] : 0;
+  }
 }
 static TM before(int32_t n, N count) { return __builtin_convertvector(n < count, TM); }
 template <class F> static void run_chunks(int64_t chunks, int64_t threads, F chunk) {
@@ -107,11 +137,12 @@ _RUN = """
 extern "C" int NAME(const Settings *p) {
   try {
     int64_t blocks = (p->batch + W - 1) / W;
+    ORDER
     run_chunks(p->chunks, p->threads, [&](int64_t chunk) {
       Context *c = new (std::align_val_t(128)) Context();
       c->prepare(*p);
-      for (int64_t b = blocks * chunk / p->chunks; b < blocks * (chunk + 1) / p->chunks; b++) {
-        c->place(*p, b);
+      for (int64_t b = chunk; b < blocks; b += p->chunks) {
+        c->place(*p, b, order.data());
         NAME_block(*p, *c);
       }
       FINISH
@@ -133,11 +164,19 @@ _FINISH = """for (int e = 0; e < SUMS; e++) {
         p->sums[chunk * SUMS + e] = total;
       }"""
 
+_AS_GIVEN = "std::vector<int64_t> order;"
+_BY_COUNT = "std::vector<int64_t> order = by_count(*p);"
+
+
+def _run(name: str, order: str, finish: str) -> str:
+    return _RUN.replace("NAME", name).replace("ORDER", order).replace("FINISH", finish)
+
+
 CPU = Machine(
     prelude=_prelude,
     settings=_SETTINGS,
     memory=_MEMORY,
-    run_forward=_RUN.replace("NAME", "solve").replace("FINISH", "") + _TAPE,
-    run_backward=_RUN.replace("NAME", "pull").replace("FINISH", _FINISH),
+    run_forward=_run("solve", _AS_GIVEN, "") + _TAPE,
+    run_backward=_run("pull", _BY_COUNT, _FINISH),
     keeps_stages=True,
 )

@@ -25,7 +25,7 @@ def prelude(dtype: torch.dtype) -> str:
 
 def _polynomial(name: str, coefficients: list[float]) -> str:
     """A polynomial by Horner's rule, lowest coefficient first."""
-    text = f"real({coefficients[-1]!r}) + x * 0"
+    text = f"spread(real({coefficients[-1]!r}))"
     for c in coefficients[-2::-1]:
         text = f"({text}) * x + real({c!r})"
     return f"static inline V {name}(V x) {{ return {text}; }}"
@@ -68,7 +68,7 @@ typedef double T __attribute__((vector_size(8 * W)));  // times
 typedef int64_t TM __attribute__((vector_size(8 * W)));
 typedef int32_t N __attribute__((vector_size(4 * W)));  // counts
 #define INLINE static inline __attribute__((always_inline))
-INLINE V spread(real x) { return V{} + x; }
+INLINE V spread(real x) { return x - V{}; }  // unlike V{} + x, this is x also for -0, and costs no addition
 INLINE V spread(V x) { return x; }
 #define FUNCTION static
 #define FUNCTION_MEMBER inline
@@ -105,13 +105,14 @@ INLINE V expm1_(V x) {
   V q = reduced(choose(far, spread(0), choose(x < LOWEST / 2, spread(LOWEST / 2), x)), &n), two = power_of_two(n);
   return choose(far, exp_(x), two * q + (two - 1));
 }
-INLINE V abs_(V x) { return choose(x < 0, -x, choose(x == 0, spread(0), x)); }
+static const whole SIGN = std::numeric_limits<whole>::min();
+INLINE V abs_(V x) { return (V)((M)x & ~SIGN); }
 INLINE V tanh_(V x) {
   V a = abs_(x);
   a = choose(a > SATURATED, spread(SATURATED), a);
   M n;
   V q = reduced(2 * a, &n), two = power_of_two(n), e = two * q + (two - 1), y = e / (e + 2);
-  return choose(x < 0, -y, choose(x == 0, x, y));
+  return (V)((M)y | ((M)x & SIGN));
 }
 INLINE V sigmoid_(V x) { return 1 / (1 + exp_(-x)); }
 INLINE V log_(V x) {
