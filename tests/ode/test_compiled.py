@@ -458,7 +458,8 @@ def test_little_is_left_outside_of_the_graphs(monkeypatch, options):
     with seen:
         sol = solve()
     loss = sol.x.sum()
-    assert 0 < seen.count < 40
+    only_on_a_cpu = 4  # copies of x and theta, and their comparison
+    assert 0 < seen.count - only_on_a_cpu < 40
     if len({*sol.stats.steps.tolist()}) == 1:  # where samples differ, their steps are sorted first
         seen.count = 0
         with seen:

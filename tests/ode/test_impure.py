@@ -1,5 +1,6 @@
 """Dynamics that are no pure function of (t, x, theta): handled, or refused before a wrong number can come of it."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,6 +23,19 @@ def test_dynamics_that_change_x_are_refused_and_x0_stays(mode, trained):
     with mode(), pytest.raises(InputError, match="in place"):
         ncode.solve(lambda t, x, theta: net(x), x0, 0.0, 1.0)
     assert torch.equal(x0, kept)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("change", [lambda x: x.data.mul_(0.9), lambda x: np.multiply(x.numpy(), 0.9, out=x.numpy())])
+def test_a_change_of_x_that_no_counter_shows_is_refused_and_x0_stays(mode, change):
+    def dynamics(t, x, theta):
+        change(x.detach())
+        return -x
+
+    x0 = torch.ones(3, 2)
+    with mode(), pytest.raises(InputError, match="in place"):
+        ncode.solve(dynamics, x0, 0.0, 1.0)
+    assert torch.equal(x0, torch.ones(3, 2))
 
 
 @pytest.mark.parametrize("mode", MODES)
