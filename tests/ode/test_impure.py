@@ -38,6 +38,15 @@ def test_a_change_of_x_that_no_counter_shows_is_refused_and_x0_stays(mode, chang
     assert torch.equal(x0, torch.ones(3, 2))
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize(
+    "function", [lambda t, x, theta: x.sub_(2)[:, 0], lambda t, x, theta: x.detach().sub_(2)[:, 0]]
+)
+def test_an_event_that_changes_x_is_refused(mode, function):
+    with mode(), pytest.raises(InputError, match="function of an Event changed"):
+        ncode.solve(lambda t, x, theta: -x, torch.ones(3, 2), 0.0, 1.0, events=ncode.Event(function))
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_dynamics_that_change_theta_are_refused_and_theta_stays(mode):
     theta = torch.ones(3, 2)
@@ -61,6 +70,12 @@ def test_an_output_that_is_written_again_is_refused(method):
     buffer = torch.empty(3, 1)
     with torch.no_grad(), pytest.raises(InputError, match="had returned before"):
         ncode.solve(lambda t, x, theta: torch.mul(x, -1, out=buffer), torch.ones(3, 1), 0.0, 1.0, method=method, dt=0.1)
+
+
+def test_an_output_that_is_given_is_refused_where_autograd_cannot_follow_it():
+    buffer = torch.empty(3, 1)
+    with pytest.raises(InputError, match="return a new tensor"):
+        ncode.solve(lambda t, x, theta: torch.mul(x, -1, out=buffer), torch.ones(3, 1), 0.0, 1.0)
 
 
 def test_one_evaluation_per_step_may_write_its_output_again():

@@ -28,7 +28,7 @@ from .problem import Problem
 from .record import DenseRecorder, Observer, Recorder, SavedValues, StepRecord, StepTimes, Tape
 from .solution import Stats
 from .stiffness import mark_stiff
-from .system import CHANGES_ARGUMENT, State, System, expand_like, map_tensors, tensors_of, where
+from .system import CHANGES_ARGUMENT, REUSES_OUTPUT, State, System, expand_like, map_tensors, tensors_of, where
 
 
 class Solved(NamedTuple):
@@ -195,6 +195,8 @@ def _explain_errors(system: System, t: Tensor, z: State, theta: Sequence[Tensor]
     except (RuntimeError, TypeError, IndexError, InputError) as error:
         if "in-place" in str(error) or "inplace" in str(error):
             raise InputError(CHANGES_ARGUMENT) from error
+        if "out=... arguments" in str(error):
+            raise InputError(REUSES_OUTPUT) from error
         if isinstance(error, RuntimeError) and "dtype" in str(error):
             raise InputError(
                 f"the dynamics, feedback or cost mix x of {z[0].dtype} with another dtype ({error}): use one precision,"
