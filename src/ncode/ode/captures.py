@@ -154,6 +154,14 @@ def _check_unchanged(given: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
         raise InputError(CHANGES_ARGUMENT)
 
 
+def evaluate_and_look(function: Callable[..., Any], t: Tensor, *more: Any) -> tuple[Any, bool]:
+    """What a function returns, and whether it uses the values of its first argument."""
+    mode = _OutsideTensors((t,))
+    with mode:
+        value = function(t, *more)
+    return value, id(t) in mode.used
+
+
 def _graph_leaves(slope: State, trained: Sequence[Tensor], start: Any) -> Iterator[Tensor]:
     """Leaf tensors that the slope's graph leads to, stopping at tensors that are known."""
     ends = {(tensor.grad_fn, tensor.output_nr) for tensor in trained if tensor.grad_fn is not None}

@@ -14,7 +14,7 @@ from torch import Tensor
 from .._torch_private import forward_mode_enabled, has_other_ranks, is_dual, is_mapped, is_symbolic
 from ..errors import InputError, Status
 from .backends import WholeSolve
-from .captures import Captures, find_captures
+from .captures import Captures, evaluate_and_look, find_captures
 from .events import EventWatch
 from .gradients.adjoint import AdjointPullback
 from .gradients.discrete import DiscretePullback
@@ -120,7 +120,9 @@ def _check_separate(problem: Problem, captures: Captures, positions: Positions, 
     with _without_communication():
         problem.options.backend.check(problem.system, (z, theta), functools.partial(positions.check_start, *at))
     if watch is not None:
-        values = watch.bind(theta)(watch.clock(theta, t), z)
+        values, uses_time = evaluate_and_look(watch.bind(theta), watch.clock(theta, t), z)
+        if uses_time:
+            problem.check_resolution()
         positions.refuse_interaction(watch, t, z, theta, values, problem.midway)
 
 
