@@ -195,6 +195,12 @@ def test_no_saved_times_are_no_values():
     assert sol.ts.shape == (3, 0)
 
 
+def test_a_time_that_one_sample_was_not_solved_at_is_refused_with_its_interval():
+    sol = ncode.solve(decay, X0, 0.0, torch.tensor([1.0, 0.0, 2.0]), dense=True)
+    with pytest.raises(InputError, match=r"given 0\.5 for sample 1, which was solved on \[0, 0\]"):
+        sol(0.5)
+
+
 def test_a_time_that_was_not_solved_is_refused():
     sol = ncode.solve(decay, X0, 0.0, 1.0, dense=True)
     for t in (-0.1, 1.1, math.nan, torch.tensor([0.5, 2.0])):
