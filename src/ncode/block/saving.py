@@ -254,9 +254,8 @@ def _as_path(folder: str | Path) -> Path:
     """The path of a name that the system can look up."""
     try:
         path = Path(folder)
-        path.stat()
-    except FileNotFoundError:
-        return path
+        with suppress(FileNotFoundError):
+            path.stat()
     except (TypeError, ValueError, OSError) as error:
         raise InputError(f"{folder!r} is not the name of a folder: {error}") from error
     return path
