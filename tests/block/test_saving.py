@@ -386,6 +386,12 @@ def test_what_is_no_name_of_a_folder_is_refused(name):
         from_pretrained(name)
 
 
+@pytest.mark.parametrize("name", [3, None, "a\0b", "a" * 5000])
+def test_what_is_no_name_of_a_folder_is_refused_by_saving_too(name):
+    with pytest.raises(ncode.InputError, match="is not the name of a folder"):
+        save_pretrained(ncode.NCODE(ncode.dynamics.MLP(2)), name)
+
+
 @pytest.mark.parametrize("error", [OSError("no network"), ValueError("no such revision"), RuntimeError("401")])
 def test_a_repository_that_cannot_be_downloaded_is_told(error, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")

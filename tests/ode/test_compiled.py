@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import ncode
 from ncode.ode.backends import graph
 
-from .systems import DOUBLE, Everything, close, decay, double, explode, gradients
+from .systems import DOUBLE, GRADIENTS, Everything, close, decay, double, explode, gradients
 
 # tests/block/test_modules.py has a fast test of a compiled solve.
 pytestmark = pytest.mark.slow
@@ -298,8 +298,9 @@ def test_a_choice_that_depends_on_values_cannot_be_traced_and_is_refused():
     def field(t, x, theta):
         return -x if bool((t > 0.5).any()) else x
 
-    with pytest.raises(Exception, match=r"(?i)data-dependent|value"):
-        ncode.solve(field, double(1.0), 0.0, 1.0, compile="inductor")
+    for gradient in GRADIENTS:
+        with pytest.raises(ncode.InputError, match="read the value of a tensor"):
+            ncode.solve(field, double(1.0), 0.0, 1.0, compile="inductor", gradient=gradient)
 
 
 @pytest.mark.usefixtures("traced")
@@ -457,7 +458,8 @@ def test_little_is_left_outside_of_the_graphs(monkeypatch, options):
     with seen:
         sol = solve()
     loss = sol.x.sum()
-    assert 0 < seen.count < 40
+    only_on_a_cpu = 4  # copies of x and theta, and their comparison
+    assert 0 < seen.count - only_on_a_cpu < 40
     if len({*sol.stats.steps.tolist()}) == 1:  # where samples differ, their steps are sorted first
         seen.count = 0
         with seen:

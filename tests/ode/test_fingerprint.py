@@ -44,6 +44,8 @@ CHANGES = {
     "an attribute of an object": lambda field: setattr(field.settings, "sign", 0.5),
     "an item of a global list": lambda field: SCALE.__setitem__(0, 3.0),
     "a global number": set_global,
+    "a forward hook": lambda field: field.parts[0].register_forward_hook(lambda module, given, out: 2 * out),
+    "a forward pre-hook": lambda field: field.parts.register_forward_pre_hook(lambda module, given: (2 * given[0],)),
 }
 
 

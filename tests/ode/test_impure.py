@@ -1,5 +1,6 @@
 """Dynamics that are no pure function of (t, x, theta): handled, or refused before a wrong number can come of it."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -22,6 +23,28 @@ def test_dynamics_that_change_x_are_refused_and_x0_stays(mode, trained):
     with mode(), pytest.raises(InputError, match="in place"):
         ncode.solve(lambda t, x, theta: net(x), x0, 0.0, 1.0)
     assert torch.equal(x0, kept)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("change", [lambda x: x.data.mul_(0.9), lambda x: np.multiply(x.numpy(), 0.9, out=x.numpy())])
+def test_a_change_of_x_that_no_counter_shows_is_refused_and_x0_stays(mode, change):
+    def dynamics(t, x, theta):
+        change(x.detach())
+        return -x
+
+    x0 = torch.ones(3, 2)
+    with mode(), pytest.raises(InputError, match="in place"):
+        ncode.solve(dynamics, x0, 0.0, 1.0)
+    assert torch.equal(x0, torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize(
+    "function", [lambda t, x, theta: x.sub_(2)[:, 0], lambda t, x, theta: x.detach().sub_(2)[:, 0]]
+)
+def test_an_event_that_changes_x_is_refused(mode, function):
+    with mode(), pytest.raises(InputError, match="function of an Event changed"):
+        ncode.solve(lambda t, x, theta: -x, torch.ones(3, 2), 0.0, 1.0, events=ncode.Event(function))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -47,6 +70,12 @@ def test_an_output_that_is_written_again_is_refused(method):
     buffer = torch.empty(3, 1)
     with torch.no_grad(), pytest.raises(InputError, match="had returned before"):
         ncode.solve(lambda t, x, theta: torch.mul(x, -1, out=buffer), torch.ones(3, 1), 0.0, 1.0, method=method, dt=0.1)
+
+
+def test_an_output_that_is_given_is_refused_where_autograd_cannot_follow_it():
+    buffer = torch.empty(3, 1)
+    with pytest.raises(InputError, match="return a new tensor"):
+        ncode.solve(lambda t, x, theta: torch.mul(x, -1, out=buffer), torch.ones(3, 1), 0.0, 1.0)
 
 
 def test_one_evaluation_per_step_may_write_its_output_again():

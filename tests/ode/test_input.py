@@ -195,6 +195,12 @@ def test_no_saved_times_are_no_values():
     assert sol.ts.shape == (3, 0)
 
 
+def test_a_time_that_one_sample_was_not_solved_at_is_refused_with_its_interval():
+    sol = ncode.solve(decay, X0, 0.0, torch.tensor([1.0, 0.0, 2.0]), dense=True)
+    with pytest.raises(InputError, match=r"given 0\.5 for sample 1, which was solved on \[0, 0\]"):
+        sol(0.5)
+
+
 def test_a_time_that_was_not_solved_is_refused():
     sol = ncode.solve(decay, X0, 0.0, 1.0, dense=True)
     for t in (-0.1, 1.1, math.nan, torch.tensor([0.5, 2.0])):
@@ -337,3 +343,19 @@ def test_dynamics_in_another_precision_than_x_are_refused():
     net = torch.nn.Linear(2, 2)
     with pytest.raises(ncode.InputError, match=r"x of torch.float64 with another dtype .* net.to\(x0.dtype\)"):
         ncode.solve(lambda t, x, theta: net(x), torch.ones(3, 2, dtype=torch.float64), 0.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["p", "i", "d", "safety", "smallest", "largest"])
+@pytest.mark.parametrize("bad", [10**400, math.nan, "0.5", None, [1.0], torch.ones(2), 1j])
+def test_a_number_of_the_step_rule_that_cannot_be_used_is_refused(name, bad):
+    with pytest.raises(InputError, match=f"{name} of PID must be a finite number"):
+        ncode.PID(**{name: bad})
+
+
+@pytest.mark.parametrize("name", ["rtol", "atol"])
+def test_tolerances_nested_too_deeply_are_refused(name):
+    deep = 1e-3
+    for _ in range(5000):
+        deep = (deep,)
+    with pytest.raises(InputError, match=f"{name} is nested too deeply"):
+        ncode.solve(decay, X0, 0.0, 1.0, **{name: deep})

@@ -49,6 +49,14 @@ def test_times_that_single_precision_cannot_tell_apart_are_refused_where_dynamic
     assert ncode.solve(lambda t, x, theta: t[:, None] - x, x0.double(), t0, t0 + 1.0).ok.all()
 
 
+def test_times_that_cannot_be_told_apart_are_refused_where_events_use_them():
+    x0, event = double(1.0, 2.0), ncode.Event(lambda t, x, theta: t - 1e15 - 0.3)
+    with pytest.raises(InputError, match="let time start at 0"):
+        ncode.solve(decay, x0, 1e15, 1e15 + 1, events=event)
+    sol = ncode.solve(decay, x0, 1e15, 1e15 + 1, events=ncode.Event(lambda t, x, theta: x[:, 0] - 0.6), **TIGHT)
+    close(sol.x[0], double(0.6)[0])
+
+
 # Times that coincide with t0: the solution there is x0 + (t - t0) f(t0, x0).
 
 

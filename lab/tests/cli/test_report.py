@@ -47,6 +47,21 @@ def test_collected_results_make_the_tables_of_a_markdown_file(runs, tmp_path, ca
     assert text.endswith("<!-- end -->\nend\n")
 
 
+def test_collect_and_tables_say_which_results_are_left_out(runs, tmp_path, capsys):
+    copy, results, file = tmp_path / "runs", tmp_path / "results", tmp_path / "page.md"
+    shutil.copytree(runs, copy)
+    damaged = sorted(copy.rglob("result.json"))[0]
+    damaged.write_text('{"experiment": "refl')
+    assert main(["collect", str(copy), "--out", str(results)]) == 0
+    assert f"Trial {damaged.parent.name}: result.json is left out" in capsys.readouterr().err
+    collected = sorted(results.rglob("*.json"))
+    assert len(collected) == 3
+    collected[0].write_text("{")
+    file.write_text("<!-- table:reflection -->\n<!-- end -->\n")
+    assert main(["tables", str(file), "--results", str(results)]) == 0
+    assert f"{collected[0].name} is left out" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("block", ["<!-- table:reflection, a -->\n<!-- end -->\n", "<!-- table:reflection -->\n"])
 def test_the_beginning_of_a_table_that_is_none_gets_a_sentence(block, tmp_path, capsys):
     file = tmp_path / "page.md"

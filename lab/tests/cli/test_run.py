@@ -368,3 +368,9 @@ def test_a_classifier_with_fixed_steps_says_which_solver_counts_evaluations(tmp_
     words = ["--dataset", str(tmp_path / "noise.npz"), "--models", "ncode", "--device", "cpu"]
     assert run("classification", "--smoke", *words, "--out", str(tmp_path / "runs")) == 0
     assert "nfe of ncode: by rk4 in training, by dopri5 in evaluations" in capsys.readouterr().err
+
+
+def test_a_record_that_names_no_experiment_is_called_damaged(tmp_path, capsys):
+    (tmp_path / "run.json").write_text("{}")
+    assert run("annuli", "--resume", "--out", str(tmp_path)) == 2
+    assert "names no experiment: it is damaged" in capsys.readouterr().err

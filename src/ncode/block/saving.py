@@ -60,6 +60,7 @@ def save_pretrained(
     ['README.md', 'config.json', 'model.safetensors']
     """
     safetensors = optional_import("safetensors.torch", "saving to a folder", "hub")
+    folder = _as_path(folder)
     data = to_data(module)
     _check_same(module, build_module(data, None))
     _check_unshared(module)
@@ -67,7 +68,6 @@ def save_pretrained(
     header, values = _split(safetensors.save(weights))
     header["__metadata__"] = {"format": "pt", CONFIG_KEY: json.dumps(data)}
     header["__metadata__"][DIGEST_KEY] = _digest(header, values)
-    folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: give the name of a folder")
     folder.mkdir(parents=True, exist_ok=True)
@@ -246,12 +246,19 @@ def _parse(file: Path, text: bytes | str, limit: float) -> Any:
 
 def _find_folder(folder: str | Path, revision: str | None) -> Path:
     """A folder of this machine, or a copy of a repository of the hub."""
+    path = _as_path(folder)
+    return path if path.is_dir() else _download(str(folder), revision)
+
+
+def _as_path(folder: str | Path) -> Path:
+    """The path of a name that the system can look up."""
     try:
         path = Path(folder)
-        found = path.is_dir()
+        with suppress(FileNotFoundError):
+            path.stat()
     except (TypeError, ValueError, OSError) as error:
         raise InputError(f"{folder!r} is not the name of a folder: {error}") from error
-    return path if found else _download(str(folder), revision)
+    return path
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -92,13 +92,12 @@ def find_captures(
         mode = _OutsideTensors((t, *copies))
         with mode:
             slope = evaluate(t, copies[: len(z)], copies[len(z) :])
-        if torch.is_inference_mode_enabled():  # where tensors do not count their changes
-            same = [torch.equal(a, b) for a, b in zip(copies, (*z, *theta), strict=True)]
-            if not all(same):
-                raise InputError(CHANGES_ARGUMENT)
+        if torch.is_inference_mode_enabled() or t.device.type == "cpu":
+            _check_unchanged(copies, (*z, *theta))
         others = tuple(mode.outside.values())
         return Captures(slope, (), others, others, tuple(map(version_of, others)), id(t) in mode.used)
 
+    kept = [leaf.detach().clone() for leaf in (*z, *theta)] if t.device.type == "cpu" else ()
     # Stand-ins for the arguments: what leads to them is not outside.
     z = tuple(leaf.detach().requires_grad_() for leaf in z)
     theta = tuple(leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex()) for leaf in theta)
@@ -110,6 +109,7 @@ def find_captures(
         start: Any = torch.zeros((), requires_grad=True).exp().grad_fn
         with mode:
             slope = evaluate(t, z, theta)
+    _check_unchanged((*z, *theta), kept)
 
     trained = [tensor for tensor in mode.outside.values() if tensor.requires_grad]
     known = {id(tensor) for tensor in (*trained, t, *z, *theta)}
@@ -125,6 +125,28 @@ def find_captures(
     found = tuple(leaf.detach() for leaf in slope)
     probe = Probe(t, z, theta, slope)
     return Captures(found, tuple(trained), tuple(others), outside, versions, id(t) in mode.used, probe)
+
+
+def _check_unchanged(given: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    """Refuse changes that tensors do not count: under inference mode, of `x.data`, through NumPy. They are undone.
+
+    On a GPU looking at values would wait for it, so that they are compared there under inference mode only.
+    """
+    changed = False
+    for now, before in zip(given, kept, strict=bool(kept)):
+        if not torch.equal(now, before) and not bool(((now == before) | (now.isnan() & before.isnan())).all()):
+            now.data.copy_(before)
+            changed = True
+    if changed:
+        raise InputError(CHANGES_ARGUMENT)
+
+
+def evaluate_and_look(function: Callable[..., Any], t: Tensor, *more: Any) -> tuple[Any, bool]:
+    """What a function returns, and whether it uses the values of its first argument."""
+    mode = _OutsideTensors((t,))
+    with mode:
+        value = function(t, *more)
+    return value, id(t) in mode.used
 
 
 def _graph_leaves(slope: State, trained: Sequence[Tensor], start: Any) -> Iterator[Tensor]:

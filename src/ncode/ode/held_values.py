@@ -22,6 +22,7 @@ _MOST = 1000  # a longer list is data; and values that are followed
 _CONTAINERS = (tuple, list, dict, set, frozenset, deque)
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}  # parameters, buffers and submodules come by name
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _LIBRARIES = frozenset({"ncode", "torch", "numpy", "jaxtyping", "beartype", "pytest"}) | sys.stdlib_module_names
 
 
@@ -128,6 +129,7 @@ def _of_object(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, nn.Module):
         for place in (value._parameters, value._buffers, value._modules):
             found += place.items()
+        found += [(place, hook) for place in _HOOKS for hook in getattr(value, place).values()]
         found += [(name, it) for name, it in attributes.items() if name not in _MODULE_STATE]
     else:
         found += attributes.items()

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .._torch_private import is_symbolic
 from ..errors import InputError
-from .captures import Captures, find_captures
+from .captures import Captures, evaluate_and_look, find_captures
 from .collectives import without_communication
 from .independence import Positions
 from .problem import Problem
-from .system import CHANGES_ARGUMENT, State, System
+from .system import CHANGES_ARGUMENT, REUSES_OUTPUT, State, System
 from .watch import EventWatch
 
 
@@ -37,7 +37,9 @@ def check_separate(problem: Problem, captures: Captures, positions: Positions, w
     with without_communication():
         problem.options.backend.check(problem.system, (z, theta), functools.partial(positions.check_start, *at))
     if watch is not None:
-        values = watch.bind(theta)(watch.clock(theta, t), z)
+        values, uses_time = evaluate_and_look(watch.bind(theta), watch.clock(theta, t), z)
+        if uses_time:
+            problem.check_resolution()
         positions.refuse_interaction(watch, t, z, theta, values, problem.midway)
 
 
@@ -49,6 +51,8 @@ def explain_errors(system: System, t: Tensor, z: State, theta: Sequence[Tensor])
     except (RuntimeError, TypeError, IndexError, InputError) as error:
         if "in-place" in str(error) or "inplace" in str(error):
             raise InputError(CHANGES_ARGUMENT) from error
+        if "out=... arguments" in str(error):
+            raise InputError(REUSES_OUTPUT) from error
         if isinstance(error, RuntimeError) and "dtype" in str(error):
             raise InputError(
                 f"the dynamics, feedback or cost mix x of {z[0].dtype} with another dtype ({error}): use one precision,"

@@ -178,10 +178,12 @@ class Solution:
         times = at.expand(batch, at.shape[-1]) if at.dim() else at.expand(batch, 1)
         low, high = torch.minimum(t0, t1)[:, None], torch.maximum(t0, t1)[:, None]
         slack = 1e-6 * (high - low)
-        if bool(((times < low - slack) | (times > high + slack) | times.isnan()).any()):
+        outside = (times < low - slack) | (times > high + slack) | times.isnan()
+        if bool(outside.any()):
+            sample, place = outside.nonzero()[0].tolist()
             raise InputError(
-                f"a time outside of the solved interval [{float(low.min()):.6g}, {float(high.max()):.6g}]:"
-                f" given {float(times.min()):.6g} to {float(times.max()):.6g}"
+                f"a time outside of the solved interval: given {float(times[sample, place]):.6g} for sample {sample},"
+                f" which was solved on [{float(low[sample]):.6g}, {float(high[sample]):.6g}]"
             )
         times = torch.minimum(torch.maximum(times, low), high)
         leaves, spec = pytree.tree_flatten(self.x)

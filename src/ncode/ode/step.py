@@ -8,14 +8,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, check_number
 from .system import RightHandSide, State, expand_like
 from .tableau import Tableau
 from .tolerance import Tolerance, batch_rms, largest_norm
@@ -280,6 +280,9 @@ class PID(StepSizeRule):
     largest: float = 10.0
 
     def __post_init__(self) -> None:
+        for each in fields(self):
+            number = check_number(f"{each.name} of PID", getattr(self, each.name), low=-math.inf)
+            object.__setattr__(self, each.name, number)
         if not 0 < self.safety < 1 or not 1e-12 <= self.smallest < 1 < self.largest <= 1e12:
             raise InputError(
                 "PID needs 0 < safety < 1 and 1e-12 <= smallest < 1 < largest <= 1e12; given"

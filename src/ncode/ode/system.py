@@ -33,6 +33,10 @@ CHANGES_ARGUMENT = (
     "the dynamics, the feedback or the cost changed t, x or theta in place: return a new tensor instead (nn.ReLU()"
     " for nn.ReLU(inplace=True), x + 1 for x.add_(1)), or work on x.clone()"
 )
+EVENT_CHANGES_ARGUMENT = (
+    "the function of an Event changed t, x or theta in place: return a new tensor instead (x - 1 for x.sub_(1)), or"
+    " work on x.clone()"
+)
 REUSES_OUTPUT = (
     "the dynamics, the feedback or the cost wrote into a tensor that they had returned before (out=..., or a buffer"
     " that is filled anew): a step needs the slopes of several evaluations, so return a new tensor each time"
@@ -203,14 +207,14 @@ class System:
         def slope(t: Tensor, z: State) -> State:
             x, control = self.nest_x(z), self.nest(z[self.states : self.shown]) if self.driven else constant
             given = (t, *z, *leaves, *returned)
-            before = _versions((t, *z, *leaves))
+            before = versions_of((t, *z, *leaves))
             slopes = self.flatten_x(self.dynamics(t, x, control), "the dynamics")
             if self.feedback is not None:
                 slopes.extend(self.flatten(self.feedback(t, x, control)))
             if self.cost is not None:
                 slopes.append(self.cost(t, x, control))
             self.check_slope(z, slopes)
-            now = _versions((*given, *slopes))
+            now = versions_of((*given, *slopes))
             if now[: len(before)] != before:
                 raise InputError(CHANGES_ARGUMENT)
             if now[len(before) : len(given)] != versions:
@@ -267,7 +271,8 @@ def _is_like(k: Tensor, leaf: Tensor) -> bool:
     return alike and k.device == leaf.device
 
 
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
+def versions_of(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each of these tensors was changed in place."""
     with without_function_modes():  # the one that looks for captures need not see these reads
         try:
             return [tensor._version for tensor in tensors]

@@ -59,10 +59,17 @@ def _positive(atol: Value, size: Tensor) -> Value:
 
 def check_tolerance(name: str, value: Any) -> Any:
     """A tolerance as a number, a tensor (a list becomes one), or a tuple or dict of these."""
+    try:
+        return _check_nested(name, value)
+    except RecursionError:
+        raise InputError(f"{name} is nested too deeply: nest it as x0 is, or give one number") from None
+
+
+def _check_nested(name: str, value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: check_tolerance(f"{name}[{key!r}]", item) for key, item in value.items()}
+        return {key: _check_nested(f"{name}[{key!r}]", item) for key, item in value.items()}
     if isinstance(value, tuple):
-        items = [check_tolerance(f"{name}[{i}]", item) for i, item in enumerate(value)]
+        items = [_check_nested(f"{name}[{i}]", item) for i, item in enumerate(value)]
         return tuple(items) if type(value) is tuple else type(value)(*items)
     if not isinstance(value, (Tensor, list)):
         return check_number(name, value, low=0.0)

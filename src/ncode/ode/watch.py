@@ -27,7 +27,7 @@ from .held_values import held_by
 from .problem import Problem
 from .root_finding import find_root, step_bracket
 from .step import evaluate_dense
-from .system import Slope, State, map_tensors, rebuild, tensors_of, where
+from .system import EVENT_CHANGES_ARGUMENT, Slope, State, map_tensors, rebuild, tensors_of, versions_of, where
 
 
 class EventWatch:
@@ -53,7 +53,16 @@ class EventWatch:
         return torch.stack([self.value(event, t, z, theta) for event in self.events], 1)
 
     def value(self, event: Event, t: Tensor, z: State, theta: Sequence[Tensor]) -> Tensor:
-        value = event.function(t, *self.system.arguments(z, theta))
+        given = (t, *z, *theta)
+        before = versions_of(given)
+        try:
+            value = event.function(t, *self.system.arguments(z, theta))
+        except RuntimeError as error:  # autograd forbids some changes
+            if "in-place" not in str(error):
+                raise
+            raise InputError(EVENT_CHANGES_ARGUMENT) from error
+        if versions_of(given) != before:
+            raise InputError(EVENT_CHANGES_ARGUMENT)
         if not isinstance(value, Tensor) or value.shape != t.shape or not value.is_floating_point():
             given = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise InputError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -94,7 +95,7 @@ class CollectOptions:
 def collect(arguments: list[str]) -> int:
     """Copy the results, and print their number."""
     given = tyro.cli(CollectOptions, prog="ncode collect", args=arguments)
-    results = [result for run in gather(given.runs) for result in run.results]
+    results = [result for run in _gather_aloud(given.runs) for result in run.results]
     # Names come from files of others, perhaps, and must not lead out of the folder. Checked before anything is written.
     paths = [given.out / _place(result) for result in results]
     for path, result in zip(paths, results, strict=True):
@@ -103,6 +104,15 @@ def collect(arguments: list[str]) -> int:
         write_json(path, result.as_json(), sort=True)
     print(f"{len(results)} result{'s' if len(results) != 1 else ''} in {given.out}")
     return 0
+
+
+def _gather_aloud(places: Sequence[Path]) -> list[Run]:
+    """Runs and results, with a line on stderr for each thing that is missing or damaged: else nobody would know."""
+    runs = gather(places)
+    for run in runs:
+        for note in run.notes:
+            print(f"{run.name}: {note}", file=sys.stderr)
+    return runs
 
 
 def _place(result: Result) -> Path:
@@ -157,7 +167,7 @@ def table_of(name: str, results: Path) -> str:
     def matches(dataset: str) -> bool:
         return not part or dataset.split()[0] == part or fnmatchcase(dataset.replace(" ", ""), part)
 
-    found = [result for run in gather([results / name]) for result in run.results if matches(result.dataset)]
+    found = [result for run in _gather_aloud([results / name]) for result in run.results if matches(result.dataset)]
     return as_markdown(make_table(sort_results(found, kind.about()["models"]), kind.columns, kind.paper, kind.remark))
 
 

@@ -142,6 +142,8 @@ def parse(settings: Experiment, options: RunOptions, arguments: Sequence[str]) -
 def _folder_to_resume(name: str, out: Path, quiet: bool) -> Path:
     if (out / RECORD).is_file():
         other = read_record(out).get("experiment")
+        if not isinstance(other, str):
+            raise InputError(f"{out / RECORD} names no experiment: it is damaged, so start a new run without --resume")
         if other != name:
             raise InputError(f"{out} is a run of {other}: `ncode run {other} --resume --out {out}`")
         return out

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..._torch_private import compile_graph, trace
+from ...errors import InputError
 from ..system import map_tensors, rebuild, tensors_of, without_gaps
 from . import TensorFunction
 from .layout import DECOMPOSITIONS, force_batch_last, to_batch_first, to_batch_last
@@ -41,7 +43,8 @@ class CompiledFunction:
             warnings.simplefilter("ignore")
             decompositions = DECOMPOSITIONS if tensors[0].device.type == "cpu" else None
             # The dynamics see the layout that they see without compilation, so that their views are as valid.
-            graph = trace(self._flat, [to_batch_first(tensor) for tensor in tensors], decompositions)
+            with _explain_choices():
+                graph = trace(self._flat, [to_batch_first(tensor) for tensor in tensors], decompositions)
             _captures_to_arguments(graph, captures)
             force_batch_last(graph, len(tensors[0]))
             self.compiled = compile_graph(graph, [*tensors, *captures])
@@ -106,6 +109,21 @@ class CompiledFunction:
                         found[number] = place[id(target)]
                     number += 1
         return found
+
+
+@contextmanager
+def _explain_choices() -> Iterator[None]:
+    """Explain the error of a function that reads a value, which a graph for all values does not have."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "value out of a tracing tensor" not in str(error):
+            raise
+        raise InputError(
+            "compiled dynamics cannot read the value of a tensor (float(t), x.item(), `if` on a tensor), since it would"
+            " stay what it was when they were compiled: write torch.where(t[:, None] > 0.5, a, b) for a choice, or use"
+            " compile=False"
+        ) from error
 
 
 class CudaGraph:
