@@ -1,4 +1,5 @@
 import io
+import logging
 import re
 
 import pytest
@@ -45,6 +46,17 @@ def test_on_a_terminal_there_is_a_live_bar(tmp_path, monkeypatch):
     train(tmp_path, Progress(stream=stream))
     for word in ("[bold] is not markup", "6/6", "loss", "nfe", "control norm", "error"):
         assert word in stream.getvalue()
+
+
+def test_what_the_library_logs_while_it_compiles_is_printed_during_a_fit():
+    stream, log = io.StringIO(), logging.getLogger("ncode")
+    level, progress = log.level, Progress(stream=stream)
+    progress.start("tiny", steps=2)
+    log.info("still compiling a step")
+    progress.finish()
+    log.info("nobody listens any more")
+    assert stream.getvalue() == "still compiling a step\n"
+    assert log.level == level
 
 
 def test_a_warning_is_told_even_when_quiet_but_by_one_process(capsys):

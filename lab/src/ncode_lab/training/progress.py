@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
 SECONDS_BETWEEN_LINES = 5.0
+
+
+_LOG = logging.getLogger("ncode")
+
+
+class _LogLines(logging.Handler):
+    """Prints what the library says while it compiles."""
+
+    def __init__(self, progress: Progress):
+        super().__init__(logging.INFO)
+        self.progress = progress
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.progress.info(record.getMessage())
 
 
 class Progress:
@@ -46,6 +61,7 @@ class Progress:
         self._started = self._printed = 0.0
         self._bar: Bar | None = None
         self._task: Any = None
+        self._handler, self._level = _LogLines(self), _LOG.level
 
     @property
     def stream(self) -> TextIO:
@@ -57,6 +73,9 @@ class Progress:
         self._title, self._steps, self._first = title, steps, done
         self._values = self._evaluation = ""
         self._started = self._printed = time.monotonic()
+        if self._informs:
+            _LOG.addHandler(self._handler)
+            _LOG.setLevel(logging.INFO)
         if self._informs and self.stream.isatty():
             self._bar = _make_bar(self.stream)
             self._task = self._bar.add_task(title, total=steps, completed=done, values="")
@@ -74,6 +93,8 @@ class Progress:
 
     def finish(self) -> None:
         """End the fit. The bar stays on the screen as it is."""
+        _LOG.removeHandler(self._handler)
+        _LOG.setLevel(self._level)
         if self._bar is not None:
             self._bar.stop()
             self._bar = None

@@ -17,6 +17,7 @@ from ..captures import IsolatedFunction, torch_settings
 from ..held_values import Survey, survey
 from ..system import RightHandSide, System, tensors_of
 from . import Backend, TensorFunction
+from .compile_time import report_if_slow
 from .graph import CompiledFunction
 from .layout import to_batch_last
 
@@ -76,7 +77,8 @@ def _find(
     if key in _compiled:
         _compiled.move_to_end(key)
         return _compiled[key][1]
-    made = CompiledFunction(function, inputs, captures)
+    with report_if_slow(f"{what[0].lower()} for {len(tensors[0])} samples (inductor)"):
+        made = CompiledFunction(function, inputs, captures)
     _keep(_compiled, key, (function.system, made))
     return made
 

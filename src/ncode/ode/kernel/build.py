@@ -5,26 +5,21 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import logging
 import os
 import shutil
 import subprocess
 import tempfile
 import threading
-import time
 from concurrent.futures import Future
 from pathlib import Path
 
+from ..backends.compile_time import report_if_slow
 from .trace import Unsupported
 
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC", "-fno-math-errno", "-fno-trapping-math")
 _GCC_FLAGS = ("-fschedule-insns", "-fsched-pressure")
 """Interleave the turns of a loop that are written out: a processor looks ahead over no more than a few of them."""
 _QUIET = ("-Wno-psabi", "-Wno-ignored-attributes", "-pthread")
-SLOW = 2.0
-"""Seconds of compilation that are worth a message."""
-
-_log = logging.getLogger("ncode")
 _loaded: dict[str, Future[ctypes.CDLL]] = {}
 
 
@@ -92,16 +87,12 @@ def _build(source: str, key: str) -> ctypes.CDLL:
 
 
 def _compile(source: str, library: Path) -> None:
-    begin = time.monotonic()
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         code, made = Path(folder) / "kernel.cpp", Path(folder) / "kernel.so"
         code.write_text(source)
         command = [compiler() or "", *_flags(), str(code), "-o", str(made)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        with report_if_slow("a kernel, for this and later processes"):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise Unsupported(f"{compiler()} failed: {done.stderr.strip()[:500]}")
         os.replace(made, library)  # whole or not at all, also where several processes compile the same
-    if time.monotonic() - begin > SLOW:
-        _log.info(
-            "compiled a kernel in %.1f s; the next process finds it in %s", time.monotonic() - begin, library.parent
-        )

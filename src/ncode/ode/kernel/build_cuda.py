@@ -6,11 +6,9 @@ import ctypes
 import functools
 import hashlib
 import importlib.util
-import logging
 import os
 import tempfile
 import threading
-import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,11 +16,11 @@ from typing import Any
 import torch
 
 from ..._torch_private import current_stream
-from .build import SLOW, cache_folder
+from ..backends.compile_time import report_if_slow
+from .build import cache_folder
 from .trace import Unsupported
 
 FLAGS = ("--std=c++17", "--extra-device-vectorization")
-_log = logging.getLogger("ncode")
 _built: dict[str, Future[bytes]] = {}
 
 
@@ -91,8 +89,8 @@ def _find(source: str, target: str, key: str) -> bytes:
         return kept.read_bytes()
     except OSError:
         pass
-    begin = time.monotonic()
-    binary = _compile(source, target)
+    with report_if_slow("a kernel, for this and later processes"):
+        binary = _compile(source, target)
     try:
         kept.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=kept.parent) as folder:
@@ -101,8 +99,6 @@ def _find(source: str, target: str, key: str) -> bytes:
             os.replace(made, kept)  # whole or not at all, also where several processes compile the same
     except OSError:  # a folder that cannot be written to: compiled again by the next process
         pass
-    if time.monotonic() - begin > SLOW:
-        _log.info("compiled a kernel in %.1f s; the next process finds it in %s", time.monotonic() - begin, kept.parent)
     return binary
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import Status
+from ..backends.compile_time import report_if_slow
 from ..backends.inductor import identity_of_system, survey_system
 from ..captures import Captures, autocast_modes
 from ..gradients.function import (
@@ -70,7 +71,8 @@ def find_plan(problem: Problem, captures: Captures, differentiates: bool) -> Pla
     key = _key(problem, captures, wanted)
     if key not in _plans:
         try:
-            found: Plan | str = _make_plan(problem, captures, wanted)
+            with report_if_slow("the dynamics into loops, for a kernel"):
+                found: Plan | str = _make_plan(problem, captures, wanted)
         except Unsupported as error:
             found = str(error)
         _plans[key] = problem.system, found  # holding the system keeps the ids in its key from being used again
