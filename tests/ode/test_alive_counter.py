@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import ncode
@@ -66,6 +66,7 @@ def test_a_last_attempt_that_is_refused_is_made_again(slow):
 
 
 @settings(max_examples=15)
+@example(rates=[28.0, 28.0], counted=False)
 @given(rates=st.lists(st.floats(0.1, 40.0), min_size=1, max_size=20), counted=st.booleans())
 def test_what_is_known_late_changes_no_result(rates, counted):
     theta = torch.tensor(rates, dtype=DOUBLE)[:, None]

@@ -174,6 +174,12 @@ def test_jumps_with_one_step_size_let_samples_interact():
     close(sol.x.mean(0), X0.mean(0), rtol=1e-6)
 
 
+@pytest.mark.parametrize("times", [[[0.3]] * 4, torch.tensor([[0.3]] * 4)], ids=["list", "tensor"])
+def test_samples_with_jumps_of_their_own_must_not_interact(times):
+    with pytest.raises(InputError, match="samples depend on each other"):
+        ncode.solve(lambda t, x, theta: x.mean(0) - x, torch.rand(4, 2), 0.0, 1.0, jump_ts=times, method="rk4", dt=0.1)
+
+
 def test_an_interaction_that_sets_in_later_is_refused_when_samples_are_first_left_out():
     rates = double(0.1, 50.0, 0.1, 50.0)
     with pytest.raises(InputError, match="samples depend on each other"):

@@ -211,16 +211,16 @@ def check_saved(ts: Any, t0: Tensor, t1: Tensor) -> tuple[Tensor, Tensor]:
     return given, full + (inside - times)  # moved by rounding at most, and without a gradient of its own
 
 
-def check_jumps(jump_ts: Any, t0: Tensor, shared_step: bool) -> Tensor | None:
-    """Jumps as (batch, n), infinite where there is none; None without any."""
+def check_jumps(jump_ts: Any, t0: Tensor, shared_step: bool) -> tuple[Tensor | None, bool]:
+    """Jumps as (batch, n), infinite where there is none, or None without any; and whether each sample has its own."""
     if jump_ts is None:
-        return None
+        return None, False
     if torch.compiler.is_exporting() or is_tracing():
         raise InputError("the steps of a solve with jump_ts depend on values, and an exported or traced solve has none")
     given, full = _check_times("jump_ts", jump_ts, t0)
     if shared_step and given.dim() == 2:
         raise InputError('step="batch" takes one step for all samples, so jump_ts must be (n,), the same for all')
-    return torch.where(full.detach().isnan(), torch.inf, full) if full.shape[1] else None
+    return torch.where(full.detach().isnan(), torch.inf, full) if full.shape[1] else None, given.dim() == 2
 
 
 def _refuse_mapped(name: str, times: Tensor) -> None:

@@ -191,9 +191,9 @@ class LoopResult(NamedTuple):
     failed: int | None  # number of failed samples, or None if unknown
 
 
-def _living(mask: Tensor, alive: int, enough: int) -> Tensor:
-    """The positions of the living samples, in order; and of some others if there should be more of them."""
-    if alive == enough and not mask.is_cuda:
+def _living(mask: Tensor, exactly: bool, enough: int) -> Tensor:
+    """The positions of the living samples, in order; and of some others unless there are exactly enough of them."""
+    if exactly:
         return mask.nonzero()[:, 0]
     # A stable sort finds them without synchronising.
     return torch.argsort(mask, descending=True, stable=True)[:enough].sort().values
@@ -244,7 +244,7 @@ def integrate(
                     whole = state.copy()  # from here on it is written to
                 else:
                     whole.write(rows, state)
-                living = _living(state.alive, alive, enough)
+                living = _living(state.alive, alive == enough and not counter.asynchronous, enough)
                 rows = living if rows is None else rows[living]
                 state, t1 = state.select(living), t1[living]
                 select = functools.partial(take_rows, rows=living)

@@ -225,11 +225,11 @@ def _check_times(t0: Any, t1: Any, save_at: Any, jump_ts: Any, x0: Tensor, optio
     if options.step == "batch" and x0.shape[0] and not _same_for_all(t0, t1):
         raise InputError('step="batch" takes one step for all samples, so t0 and t1 must be the same for all')
     ts_given, ts = (None, None) if save_at is None else check_saved(save_at, begin.detach(), end.detach())
-    jumps = check_jumps(jump_ts, begin, options.shared_step)
+    jumps, own_jumps = check_jumps(jump_ts, begin, options.shared_step)
     # Jumps add to the number of steps of a fixed size.
     interval = None if isinstance(t0, Tensor) or isinstance(t1, Tensor) or jumps is not None else (t0, t1)
     shifted = isinstance(t0, Tensor) or t0 != 0.0 or jumps is not None
-    own = any(isinstance(it, Tensor) and it.dim() > dim for it, dim in ((t0, 0), (t1, 0), (jump_ts, 1)))
+    own = own_jumps or any(isinstance(it, Tensor) and it.dim() > 0 for it in (t0, t1))
     return _Times(begin, end, ts, ts_given, jumps, interval, shifted, own)
 
 
