@@ -558,6 +558,7 @@ def loop_controller():
         (lambda: Flow(MLP(2), divergence="exakt"), 'did you mean "exact"'),
         (lambda: Flow(MLP(2), noise="normal"), "unknown noise"),
         (lambda: Flow(MLP(2), samples=0), "samples must be at least 1"),
+        (lambda: Flow(MLP(2), samples=3), "an exact divergence needs no noise"),
         (lambda: Flow(MLP(2), tol=1e-3), "unknown option of a flow 'tol'"),
         (lambda: Flow(MLP(2), nn.Identity()), r"base must be a function of \(\); Identity takes"),
         (lambda: Flow(MLP(2), NoDistribution()), "must return a Distribution; returned int"),

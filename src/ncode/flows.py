@@ -115,6 +115,11 @@ class Flow(nn.Module):
         self.divergence = check_choice("divergence", divergence, ("exact", "hutchinson"))
         self.noise = check_choice("noise", noise, ("rademacher", "gaussian"))
         self.samples = check_count("samples", samples)
+        if self.samples > 1 and divergence == "exact":
+            raise InputError(
+                f'samples={samples} are noise vectors of divergence="hutchinson"; an exact divergence needs no noise:'
+                " leave samples out, or ask for Hutchinson's estimate"
+            )
         self.base = _default_base(dynamics) if base is None else base
         if not isinstance(self.base, (Distribution, nn.Module)):
             raise InputError(

@@ -81,7 +81,16 @@ class InputControl(Controller):
 
     def control_by(self, u: Tensor) -> dict[str, Tensor]:
         """Return the control that an input u (batch, channels) sets."""
-        theta = by_name(u if self.map is None else self.map(u), self.shapes, "the map of InputControl")
+        try:
+            value = u if self.map is None else self.map(u)
+        except RuntimeError as error:
+            if "shapes cannot be multiplied" not in str(error):
+                raise
+            raise InputError(
+                f"the map of InputControl was given u of shape {tuple(u.shape)}, one column per channel of the path, and"
+                f" failed ({error}): give it {u.shape[1]} inputs, as in nn.Linear({u.shape[1]}, ...)"
+            ) from error
+        theta = by_name(value, self.shapes, "the map of InputControl")
         for name, value in theta.items():
             if value.dim() == 0 or len(value) != len(u):
                 raise InputError(
