@@ -194,7 +194,7 @@ def test_misuse_is_refused_with_a_sentence():
         block.solve(x, path=wave(), theta=x)
     with pytest.raises(ncode.InputError, match="nothing to control"):
         ncode.NCODE(ncode.dynamics.Function(lambda t, x, theta: -x), ncode.InputControl())
-    with pytest.raises(ncode.InputError, match=r"give it 1 inputs, as in nn.Linear\(1, ...\)"):
-        ncode.NCODE(ATTRACTION, ncode.InputControl(torch.nn.Linear(2, 1).double()))(x, path=wave())
+    with pytest.raises(ncode.InputError, match=r"give it 2 inputs, as in nn.Linear\(2, ...\)"):
+        ncode.NCODE(ATTRACTION, ncode.InputControl(torch.nn.Linear(3, 2).double()))(x, path=wave())
     with pytest.raises(ncode.InputError, match="the map of InputControl returned"):
         ncode.NCODE(ATTRACTION, ncode.InputControl(lambda u: {"gaol": u}))(x, path=wave())

@@ -87,8 +87,8 @@ class InputControl(Controller):
             if "shapes cannot be multiplied" not in str(error):
                 raise
             raise InputError(
-                f"the map of InputControl was given u of shape {tuple(u.shape)}, one column per channel of the path, and"
-                f" failed ({error}): give it {u.shape[1]} inputs, as in nn.Linear({u.shape[1]}, ...)"
+                f"the map of InputControl was given u of shape {tuple(u.shape)}, one column per channel of the path,"
+                f" and failed ({error}): give it {u.shape[1]} inputs, as in nn.Linear({u.shape[1]}, ...)"
             ) from error
         theta = by_name(value, self.shapes, "the map of InputControl")
         for name, value in theta.items():
