@@ -102,7 +102,7 @@ class SolveOptions:
         if low > high:
             raise InputError(f"min_dt = {low:g} is larger than max_dt = {high:g}: no step would do")
 
-    @property
+    @cached_property
     def tableau(self) -> Method:
         """The coefficients of the method."""
         return find_method(self.method)
@@ -131,7 +131,7 @@ class SolveOptions:
         """The name of a method that needs a Jacobian per sample."""
         return self.tableau.name if self.implicit else None
 
-    @property
+    @cached_property
     def implicit(self) -> bool:
         """Whether steps use Jacobians."""
         return is_implicit(self.tableau)
@@ -146,12 +146,12 @@ class SolveOptions:
         """Whether all samples take the same steps."""
         return self.step == "batch"
 
-    @property
+    @cached_property
     def limits(self) -> StepLimits:
         """The smallest and the largest step."""
         return StepLimits(self.min_dt or 0.0, math.inf if self.max_dt is None else self.max_dt)
 
-    @property
+    @cached_property
     def rule(self) -> StepSizeRule:
         """The rule that chooses step sizes."""
         return PID() if self.step_rule is None else self.step_rule

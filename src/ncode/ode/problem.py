@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -66,7 +67,7 @@ class Problem:
     together: bool = False  # whether all samples have the same time in every evaluation
     checked: bool = False  # whether samples are known not to depend on each other
 
-    @property
+    @cached_property
     def batch(self) -> int:
         return self.t0.shape[0]
 
@@ -96,7 +97,7 @@ class Problem:
         """Times in the middle of the interval, counted from t0."""
         return 0.5 * self.span.detach()
 
-    @property
+    @cached_property
     def control(self) -> tuple[Tensor, ...]:
         """The leaves of a control that nothing drives."""
         return self.theta[: len(self.theta) - self.system.time_constants]
