@@ -7,6 +7,7 @@ To read it, follow a solve:
     trace.py        the dynamics as graphs of tensor operations: one evaluation, or a Rosenbrock step, and its pullback
     lower.py        such a graph as a loop program of one sample; refuses what mixes samples (values.py: kinds of
                     values; operations.py: the operations that are known)
+    outside.py      what torch computes before and after a kernel: shared tensors, gradients of captures
     ir.py           loop programs; rearrange.py: with fewer loops, and less that backward keeps
     emit_cpp.py     their statements in C++, the same for a CPU and for CUDA
     forward_cpp.py  the loop of a solve around them; backward_cpp.py: the walk back along its tape; driver_cpp.py: both

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor, fx
 
 from .ir import Buffer, Contract, Operand, Pointwise, Program, Reduce, Statement, Term, View
 from .operations import IDENTITIES, MASKS, POINTWISE, REDUCTIONS, VIEWS
+from .outside import Part, make_part
 from .rearrange import rearrange
 from .trace import Graph, Unsupported
 from .values import (
@@ -46,6 +48,7 @@ class Lowered:
         self.shared: dict[tuple[fx.Node, int | None], Buffer] = {}  # a node, and the dimension whose first index counts
         self.sums: list[fx.Node] = []  # the nodes that `program.shared_terms` compute
         self.capture_gradients: list[fx.Node | None] = []
+        self._fixed: list[Tensor] = []  # shared tensors, where they depend on no capture
         self._count = 0
         self._env: dict[fx.Node, Any] = {}
         self._adjoint: set[Buffer] = set()
@@ -61,37 +64,33 @@ class Lowered:
 
     # What torch computes
 
-    def run_prologue(self, captures: dict[str, Tensor]) -> list[Tensor]:
+    @cached_property
+    def _prologue(self) -> Part:
+        return make_part([node for node, _ in self.shared], (), self._constants, self.graph.module.graph)
+
+    @cached_property
+    def _epilogue(self) -> Part:
+        wanted = [node for node in self.capture_gradients if node is not None]
+        return make_part(wanted, self.sums, self._constants, self.graph.module.graph)
+
+    def run_prologue(self, captures: dict[str, Tensor]) -> Sequence[Tensor]:
         """The shared tensors of the program, given the captures by name."""
-        env: dict[fx.Node, Any] = {}
-        with torch.no_grad():
-            return [self._flat(self._evaluate(node, env, captures), drop) for node, drop in self.shared]
+        if self.shared and not self._fixed:
+            values = zip(self._prologue((), captures, self.graph.module), self.shared, strict=True)
+            found = [self._flat(value, drop) for value, (_, drop) in values]
+            if self._prologue.names:
+                return found
+            self._fixed = found
+        return self._fixed
 
     def run_epilogue(self, sums: Sequence[Tensor], captures: dict[str, Tensor]) -> list[Tensor | None]:
         """The gradients of captures, given the sums over samples."""
-        env: dict[fx.Node, Any] = dict(zip(self.sums, sums, strict=True))
-        with torch.no_grad():
-            return [None if it is None else self._evaluate(it, env, captures) for it in self.capture_gradients]
+        found = iter(self._epilogue(sums, captures, self.graph.module))
+        return [None if node is None else next(found) for node in self.capture_gradients]
 
     def _flat(self, value: Tensor, drop: int | None) -> Tensor:
         value = value if drop is None else value.select(drop, 0)
-        return value.to(self.dtype).contiguous()
-
-    def _evaluate(self, node: fx.Node, env: dict[fx.Node, Any], captures: dict[str, Tensor]) -> Any:
-        if node in env or node in self._constants:
-            return env.get(node, self._constants.get(node))
-        value = self._env[node]
-        if isinstance(value, Fill):
-            found = torch.full(value.shape, value.value, dtype=example(node).dtype)
-        elif node.op == "get_attr":
-            name = str(node.target)
-            found = captures[name] if name in captures else getattr(self.graph.module, name)
-            found = found.detach()
-        else:
-            args, kwargs = map_nodes((node.args, node.kwargs), lambda it: self._evaluate(it, env, captures))
-            found = node.target(*args, **kwargs)  # pyright: ignore[reportCallIssue]
-        env[node] = found
-        return found
+        return value.detach().to(self.dtype).contiguous()
 
     # One node
 

@@ -6,6 +6,7 @@ import ctypes
 import weakref
 from concurrent.futures import Future
 from ctypes import c_int64, c_void_p
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class CpuKernel(Kernel):
     def finish(self) -> None:
         _ = self.library
 
-    @property
+    @cached_property
     def library(self) -> ctypes.CDLL:
         self.start()
         return self.building.result()  # pyright: ignore[reportOptionalMemberAccess]
