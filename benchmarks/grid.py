@@ -4,7 +4,8 @@
     python -m benchmarks.grid --flows mlp-flow --batches 64 --widths 8 --tolerances 1e-3    # one cell
 
 A cell is a training step, forward and backward, with compile=True, over the faster of diffrax's two gradients; all take
-turns in one process. A gradient of diffrax whose relative error is above 0.5 is left out of its cell. The table ends with the geometric mean of the ratios and the worst one.
+turns in one process. A gradient of diffrax whose relative error is above 0.5 is left out of its cell. The table ends
+with the geometric mean of the ratios and the worst one.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def measure(
         try:
             rows.append(fastest(entry, contest, search=not arguments.no_search))
         except Broken as reasons:
-            left_out[entry.name] = str(reasons)
+            left_out[f"{entry.library}, {entry.label}"] = str(reasons)
     alternate(rows, arguments.repeats)
     times = {row.name: 1e3 * row.seconds for row in rows}
     own = times["ncode, compiled"]
