@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor, fx, nn
 
 
@@ -19,10 +18,9 @@ class Part(NamedTuple):
     names: tuple[str, ...]
 
     def __call__(self, given: Sequence[Tensor], attributes: Mapping[str, Tensor], module: nn.Module) -> list[Tensor]:
-        """The values that were asked for; `attributes` take the place of the module's."""
+        """The values that were asked for; `attributes` take the place of the module's. Call it without autograd."""
         more = [attributes[name] if name in attributes else getattr(module, name) for name in self.names]
-        with torch.no_grad():
-            return list(self.function(*given, *more))
+        return list(self.function(*given, *more))
 
 
 def make_part(
