@@ -124,7 +124,45 @@ def coding() -> str:
     return "\n".join(lines)
 
 
-BLOCKS = {"measured": tables, "epoch": epochs, "aims": aims, "coding": coding}
+def grids() -> str:
+    """Ratios to diffrax over batches, widths and tolerances, one table per device."""
+    parts = []
+    for path in sorted((ROOT / "results").glob("bench-grid-*.json")):
+        data = json.loads(path.read_text())
+        machine = _machine({**data, "path": path, "name": data.get("device_name", data["device"])})
+        parts += [f"{machine}; time over diffrax's", _grid_table(data["cells"])]
+        for flow, it in data["summary"].items():
+            parts.append(f"{flow}: mean {it['geometric_mean']:.2f}, worst {it['worst']:.2f}, of {it['cells']} cells.")
+    return "\n\n".join(parts) or "Not measured."
+
+
+def _grid_table(cells: list[dict[str, Any]]) -> str:
+    batches = sorted({cell["batch"] for cell in cells})
+    rows: dict[tuple[str, int, float], dict[int, str]] = {}
+    for cell in cells:
+        shown = f"{cell['ratio']:.2f}" + ("*" if cell.get("left_out") else "")
+        rows.setdefault((cell["flow"], cell["width"], cell["tolerance"]), {})[cell["batch"]] = shown
+    head = " | ".join(f"batch {batch:,}" for batch in batches)
+    lines = [f"| flow | units | rtol = atol | {head} |", "|---|---:|---:|" + "---:|" * len(batches)]
+    for (flow, width, tolerance), row in rows.items():
+        lines.append(f"| {flow} | {width} | {tolerance:g} | {' | '.join(row.get(it, '') for it in batches)} |")
+    return "\n".join(lines)
+
+
+def eager() -> str:
+    """Eager training steps relative to torchdiffeq's."""
+    path = ROOT / "results" / "bench-eager-cpu.json"
+    data = json.loads(path.read_text())
+    problems = {f"{it['problem']}, atol {it['atol']:g}": it["rows"] for it in data["problems"]}
+    rows: dict[str, list[str]] = {}
+    for row in (row for some in problems.values() for row in some):
+        rows.setdefault(row["entry"], []).append(f"{row['ratio']:.2f}")
+    lines = [f"| | {' | '.join(problems)} |", "|---|" + "---:|" * len(problems)]
+    lines += [f"| {entry} | {' | '.join(cells)} |" for entry, cells in rows.items() if set(cells) != {"1.00"}]
+    return "\n\n".join([_machine({**data, "path": path, "name": data["device_name"]}), "\n".join(lines)])
+
+
+BLOCKS = {"measured": tables, "grid": grids, "eager": eager, "epoch": epochs, "aims": aims, "coding": coding}
 
 
 def _fit(data: Mapping[str, Any], components: int, case: str) -> Mapping[str, Any]:
