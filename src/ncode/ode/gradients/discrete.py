@@ -18,13 +18,7 @@ from ..problem import SampleInputs
 from ..record import StepRecord, find_window, mask_like
 from ..system import State, expand_like, first_rows, map_tensors, take_rows, without_gaps
 from ..tape import EvenSteps, Steps, Tape
-from .function import (
-    InputGradients,
-    Outputs,
-    Pullback,
-    has_hooks,
-    inner_product,
-)
+from .function import InputGradients, Outputs, Pullback, has_hooks, inner_product
 from .kept import KeptGraph
 from .replay import GradientSums, PullbackInputs, PullbackResult, StepPullback
 

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from ..._torch_private import has_saved_tensor_hooks
+from ..arguments import all_finite
 from ..captures import Captures, Probe
 from ..integrate import LoopStart
-from ..problem import Problem, SampleInputs, all_finite
+from ..problem import Problem, SampleInputs
 from ..record import Passed, StepRecord, mask_like
 from ..system import State, expand_like, tensors_of
 from .function import InputGradients, Outputs, computed_from_others, has_hooks, refuse_unknown
