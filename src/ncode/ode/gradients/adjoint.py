@@ -77,7 +77,7 @@ class AdjointPullback(Pullback):
         system = AdjointSystem(problem.system, self.context, captures, self.trajectory)
         self.check_function()
         ends, has_cost = self.ends, problem.system.cost is not None
-        given = _masked(ends.kept, problem.z0, grads.z)
+        given = _masked(ends.has_result, problem.z0, grads.z)
         moves = ends.replayed & ~self._idle(given)
         a, c = given[: system.width], given[-1] if has_cost else torch.zeros_like(problem.t0)
         # A failed sample has no end to start from: it stands still.
@@ -101,7 +101,7 @@ class AdjointPullback(Pullback):
         grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None and needs_ts else None
         saved_times = problem.ts.detach().unbind(1) if problem.ts is not None else ()
         for column, time in reversed(list(enumerate(saved_times))):
-            passed = ends.kept & (time.abs() <= ends.t.abs())  # false for nan
+            passed = ends.has_result & (time.abs() <= ends.t.abs())  # false for nan
             target = torch.where(passed, time, t)
             t = torch.where(self._idle((*a, c)), target, t)
             z, a, evaluations = solve.back(t, target, z, a)

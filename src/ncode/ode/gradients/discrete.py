@@ -52,12 +52,12 @@ class DiscretePullback(Pullback):
 
     def _pull_tape(self, needed: SampleInputs, grads: Outputs, spent: int = 0) -> InputGradients:
         """Gradients by the tape, after some evaluations."""
-        problem, kept = self.problem, self.ends.kept
+        problem, has_result = self.problem, self.ends.has_result
         if problem.options.backend.has_changed(problem.system):  # perhaps a mere counter
             self.check_function()
         adjoint = [
             torch.zeros_like(leaf) if grad is None else torch.where(mask, grad, 0)
-            for leaf, grad, mask in zip(problem.z0, grads.z, expand_like(kept, problem.z0), strict=True)
+            for leaf, grad, mask in zip(problem.z0, grads.z, expand_like(has_result, problem.z0), strict=True)
         ]
         steps = self.tape.steps(
             self.ends.replayed,
@@ -86,7 +86,7 @@ class DiscretePullback(Pullback):
         The value there is z0 + (time - t0) dz/dt, so a time's gradient is the product with the slope at t0.
         """
         slope, (theta, span, ts) = self.captures.slope, sums
-        still = self.ends.kept & ~self.ends.moved
+        still = self.ends.has_result & ~self.ends.moved
         if needed.span:
             span = span + torch.where(still & self.ends.ok, inner_product(end, slope), 0)
         for leaf, grad in enumerate(grads.states):

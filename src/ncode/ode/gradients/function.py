@@ -251,7 +251,7 @@ class Ends(NamedTuple):
 
     status: Tensor
     t: Tensor  # the time that was reached, counted from t0
-    kept: Tensor  # whether the state there is part of the result
+    has_result: Tensor  # whether the state there is part of the solution
     moved: Tensor  # whether the sample took a step
 
     @property
@@ -262,7 +262,7 @@ class Ends(NamedTuple):
     @property
     def replayed(self) -> Tensor:
         """Which samples have steps that backward goes through: at the start of the others the slope may be infinite."""
-        return self.kept & (self.ok | self.moved)
+        return self.has_result & (self.ok | self.moved)
 
 
 @dataclass(eq=False)
