@@ -266,7 +266,7 @@ class _Walk:
 
     def _expected(self, size: int) -> State | None:
         """The slopes at t0 of the forward pass; None where comparing would take time, or wait for a GPU."""
-        if self.backend.fuses or self.solve.waits or self.steps.fixed is not None:
+        if self.backend.fuses or self.solve.waits or self.steps.held is not None:
             return None
         return tuple(first_rows(self._ordered(leaf), size) for leaf in self.solve.captures.slope)
 
