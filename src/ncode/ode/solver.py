@@ -25,7 +25,7 @@ from .probe import check_separate, probe
 from .problem import Problem
 from .record import StepRecord
 from .solution import Stats
-from .system import State, tensors_of, where
+from .system import JUMPS, T0, State, tensors_of, where
 from .tape import Tape
 from .watch import EventWatch
 
@@ -215,7 +215,7 @@ def step_times(problem: Problem, records: Sequence[StepRecord]) -> tuple[Tensor,
     """The times (batch, n), from t0, at which steps begin and end; they move with the interval, as the steps do."""
     begins, ends = torch.stack([it.t for it in records], 1), torch.stack([it.t_next for it in records], 1)
     system, theta, span = problem.system, problem.theta, problem.span
-    if not span.requires_grad and not (system.bounded and any(it.requires_grad for it in (theta[-4], theta[-1]))):
+    if not span.requires_grad and not (system.bounded and any(it.requires_grad for it in (theta[JUMPS], theta[T0]))):
         return begins, ends
     moved = [system.moved_step(theta, span, it.t, it.t_next - it.t) for it in records]
     first, last = torch.stack([t for t, _ in moved], 1), torch.stack([t + h for t, h in moved], 1)
