@@ -75,7 +75,7 @@ class _Chain:
             problem, system=system, theta=theta, interval=None, whole_span=problem.span, together=False
         )
         self.events = events
-        self.checked: set[int] = set()  # ids of those whose reset is known to keep samples apart
+        self.checked: set[int] = set()  # ids of events whose reset is known to keep samples apart
         self.watch: EventWatch | None = None  # of the last solve
         self.control = problem.control
         self.z = self.final = problem.z0

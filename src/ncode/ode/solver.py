@@ -51,14 +51,15 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     with torch.set_grad_enabled(train), forward_mode_enabled(False):
         recalled = problem.options.backend.recall(problem, train) if watch is None else None
         captures = probe(problem, train=train) if recalled is None else recalled
-    captures, first = captures._replace(probe=None), captures.probe
+    # Only a kept graph may hold the graph of the probe: captures live as long as the pullback.
+    captures, evaluation = captures._replace(probe=None), captures.probe
     _refuse_mapped((*captures.trained, *captures.others))
     differentiated = differentiates(problem, captures)
     _check_gradient(problem, captures, differentiated)
     whole = _solve_whole(problem, captures, train, differentiated) if watch is None else None
     if whole is not None:
         return whole
-    return _solve_by_steps(problem, captures, first, train, differentiated, watch)
+    return _solve_by_steps(problem, captures, evaluation, train, differentiated, watch)
 
 
 def differentiates(problem: Problem, captures: Captures) -> bool:
@@ -103,7 +104,7 @@ def _solve_whole(problem: Problem, captures: Captures, train: bool, differentiat
 def _solve_by_steps(
     problem: Problem,
     captures: Captures,
-    first: Probe | None,
+    evaluation: Probe | None,  # at t0, with its graph
     train: bool,
     differentiated: bool,
     watch: EventWatch | None,
@@ -121,7 +122,7 @@ def _solve_by_steps(
         if not problem.checked:  # whose samples may depend on each other
             check_separate(problem, captures, positions, watch)
         recorder = _make_recorder(problem) if differentiated else None
-        graph = start_graph(problem, captures, first) if isinstance(recorder, Tape) and watch is None else None
+        graph = start_graph(problem, captures, evaluation) if isinstance(recorder, Tape) and watch is None else None
         trail = Trail(captures, positions, recorder, graph)
         forward = run_forward(problem, trail, watch)
     problem = _as_ended(problem if watch is None else watch.shorten(problem), forward)

@@ -41,8 +41,6 @@ LOST = (
     " is {error:.2g} off, where x has size {size:.2g}. The flow contracts too strongly to be reversed, or the"
     ' tolerance is too loose, or dt too large: use gradient="discrete"'
 )
-
-
 _GROWS = "what decays forward in time (fast, if the problem is stiff) grows as fast backward"
 
 
