@@ -1,8 +1,9 @@
 """Dynamics and controller as the functions that the solver integrates.
 
-What the solver carries as theta are the driven controls or, if none is driven, the fixed ones and the input paths. If
-there are both, the functions capture the latter. All are plain functions that capture only modules and tensors, so that
-the solver finds the parameters in them, and a compiling backend recognises them in the next solve.
+What the solver carries as theta are the driven controls or, if none is driven, the fixed ones and the input paths. Next
+to driven controls, the functions capture the fixed ones and the paths. All are plain functions that capture only
+modules and tensors, so that the solver finds the parameters in them, and a compiling backend recognises them in the
+next solve.
 """
 
 from __future__ import annotations

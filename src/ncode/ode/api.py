@@ -13,7 +13,7 @@ from .._torch_private import is_symbolic, is_transforming
 from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
 from .arguments import Callback
 from .backends import EAGER, Backend
-from .chain import gather, solve_chain
+from .chain import make_event_record, solve_chain
 from .events import Event, check_events
 from .gradients.function import Outputs
 from .held_values import held_by
@@ -321,4 +321,5 @@ def _empty(problem: Problem, theta: Control, events: Sequence[Event]) -> Solutio
         saved = tuple(leaf[:, None].expand(-1, count, *leaf.shape[1:]) for leaf in shown)
     outputs = Outputs(z, saved)
     solved = Solved(outputs, Stats(none, none, none), none, problem.span.detach(), None, 0)
-    return _make_solution(problem, theta, solved, tuple(gather(none, none.bool(), [], problem) for _ in events))
+    records = tuple(make_event_record(none, none.bool(), [], problem) for _ in events)
+    return _make_solution(problem, theta, solved, records)

@@ -85,7 +85,7 @@ class Attempt:
 
     step: Step
     rule: StepSizeRule
-    fixed: bool
+    fixed: bool  # whether dt is given: no error is measured, and every finite step is accepted
     shared_step: bool  # one step size for the batch
     counted: bool = False  # whether the result counts living samples
     limits: StepLimits = field(default_factory=StepLimits)

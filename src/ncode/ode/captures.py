@@ -141,7 +141,7 @@ def _check_unchanged(given: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
         raise InputError(CHANGES_ARGUMENT)
 
 
-def evaluate_and_look(function: Callable[..., Any], t: Tensor, *more: Any) -> tuple[Any, bool]:
+def evaluate_with_time_use(function: Callable[..., Any], t: Tensor, *more: Any) -> tuple[Any, bool]:
     """What a function returns, and whether it uses the values of its first argument."""
     mode = _OutsideTensors((t,))
     with mode:

@@ -75,7 +75,7 @@ class _Chain:
             problem, system=system, theta=theta, interval=None, whole_span=problem.span, together=False
         )
         self.events = events
-        self.checked: set[int] = set()  # ids of those whose reset is known to keep samples apart
+        self.checked: set[int] = set()  # ids of events whose reset is known to keep samples apart
         self.watch: EventWatch | None = None  # of the last solve
         self.control = problem.control
         self.z = self.final = problem.z0
@@ -233,7 +233,7 @@ class _Chain:
     def records(self) -> tuple[EventRecord, ...]:
         """What happened, event by event."""
         return tuple(
-            gather(self.counts[:, i], self.terminated[:, i], occurrences, self.problem)
+            make_event_record(self.counts[:, i], self.terminated[:, i], occurrences, self.problem)
             for i, occurrences in enumerate(self.occurrences)
         )
 
@@ -284,7 +284,9 @@ def _checked_reset(new: Sequence[Any], old: Sequence[Tensor]) -> State:
     return tuple(new)
 
 
-def gather(counts: Tensor, ended: Tensor, occurrences: Sequence[_Occurrence], problem: Problem) -> EventRecord:
+def make_event_record(
+    counts: Tensor, ended: Tensor, occurrences: Sequence[_Occurrence], problem: Problem
+) -> EventRecord:
     """The n-th occurrence of every sample side by side."""
     most = int(counts.max()) if len(counts) else 0
     ts = torch.full((len(counts), most), torch.nan, dtype=torch.float64, device=counts.device)

@@ -30,7 +30,7 @@ class Trail(NamedTuple):
 
     captures: Captures
     positions: Positions
-    kept: Tape | Trajectory | None
+    recorder: Tape | Trajectory | None  # of the steps, as backward reads them
     graph: KeptGraph | None
 
 
@@ -48,21 +48,21 @@ class ForwardResult(NamedTuple):
     def ends(self, problem: Problem) -> Ends:
         """How the samples ended."""
         state = self.state
-        return Ends(state.status, state.t, _kept(problem, state.status), state.accepted > 0)
+        return Ends(state.status, state.t, _has_result(problem, state.status), state.accepted > 0)
 
 
 def run_forward(problem: Problem, trail: Trail, watch: EventWatch | None) -> ForwardResult:
     """Integrate from t0 to t1, or to the first event; with autograd as long as the graph can be kept."""
-    options, backend, (captures, positions, kept, graph) = problem.options, problem.options.backend, trail
+    options, backend, (captures, positions, recorder, graph) = problem.options, problem.options.backend, trail
     t0, t1 = torch.zeros_like(problem.t0), problem.span.detach()
     z = tuple(backend.prepare(leaf.detach()) for leaf in problem.z0)
     theta = tuple(backend.prepare(leaf.detach()) for leaf in problem.theta)
-    interpolates = problem.interpolates or watch is not None or isinstance(kept, Trajectory)
+    interpolates = problem.interpolates or watch is not None or isinstance(recorder, Trajectory)
     attempt, tolerance = _make_attempt(problem, interpolates), problem.loop_tolerance
     start = start_loop(backend, attempt, options.dt, t0, t1, z, theta, captures.slope, captures.outside, tolerance)
     start = start if graph is None else graph.enter(start)
     collected = saved, dense, steps = _make_recorders(problem, t0, z, graph)
-    recorders: list[Recorder | None] = [*collected, kept, None if dense is None else graph]
+    recorders: list[Recorder | None] = [*collected, recorder, None if dense is None else graph]
     if watch is not None:
         watch.start(problem, captures.slope)
     state, failed = integrate(
@@ -72,7 +72,7 @@ def run_forward(problem: Problem, trail: Trail, watch: EventWatch | None) -> For
         t1,
         theta if graph is None else graph.probe.theta,
         captures.outside,
-        [recorder for recorder in recorders if recorder is not None],
+        [it for it in recorders if it is not None],
         tolerance=tolerance,
         max_steps=options.max_steps,
         steps=problem.fixed_count,
@@ -136,11 +136,11 @@ def _finish(
         status = mark_stiff(problem.system, state.t, t1, state.h, state.z, theta, state.status)
         state = state._replace(status=status)
     if failed != 0 or still:  # where nothing moved, the result must not be the input itself
-        bad = expand_like(~_kept(problem, state.status), state.z)
+        bad = expand_like(~_has_result(problem, state.status), state.z)
         state = state._replace(z=tuple(torch.where(b, torch.nan, leaf) for b, leaf in zip(bad, state.z, strict=True)))
     return state
 
 
-def _kept(problem: Problem, status: Tensor) -> Tensor:
+def _has_result(problem: Problem, status: Tensor) -> Tensor:
     """Which samples have a result, (batch,)."""
     return torch.ones_like(status, dtype=torch.bool) if problem.keep_last else status == Status.OK

@@ -40,20 +40,17 @@ TIMES_INTERACT = (
     " (batch,), one time per sample, and in t * x or t[0] * x a sample meets the times of others. Write"
     " t.reshape(-1{ones}) * x"
 )
-
-
 CONTROLS_INTERACT = (
     "the dynamics, the feedback, the cost or an event of one sample change with the control of another: theta has one"
     " row per sample. If it has shape (batch,), write theta.reshape(-1{ones}) * x; compute what samples share (a mean"
     " over the batch) outside of the dynamics"
 )
 
-
 _HIGH, _LOW = 0, 1  # where a sample is moved to: above all others, or below
 
 
 class Evaluated(Protocol):
-    """What is evaluated: a system, or its events."""
+    """What is evaluated: a system, its events, or the reset of one."""
 
     @property
     def time_constants(self) -> int:

@@ -48,9 +48,8 @@ class Start:
     cache: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     carries: ClassVar[tuple[str, ...]] = ()
-    recorded: ClassVar[bool] = (
-        False  # it runs once per solve: copying its inputs into a CUDA graph would cost more than its launches
-    )
+    # It runs once per solve: copying its inputs into a CUDA graph would cost more than its launches.
+    recorded: ClassVar[bool] = False
 
     @property
     def system(self) -> RightHandSide | None:

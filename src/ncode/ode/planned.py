@@ -39,17 +39,18 @@ def solve_planned(problem: Problem) -> Solved:
         finite = finite & _saved_finite(problem.ts, outputs.saved)
     for leaf in outputs.powers:  # (steps, batch, ...)
         finite = finite & leaf.detach().isfinite().transpose(0, 1).flatten(1).all(1)
-    reached = Status.MAX_STEPS if problem.exceeds_max_steps else Status.OK
-    codes = torch.where(finite, reached, Status.NOT_FINITE).to(torch.int32)
+    ended = Status.MAX_STEPS if problem.exceeds_max_steps else Status.OK
+    codes = torch.where(finite, ended, Status.NOT_FINITE).to(torch.int32)
     count = torch.full_like(codes, len(steps.records))
     step = problem.options.make_step(system, dense=problem.interpolates)
     nfe = count * step.evaluations + int(step.needs_end)
     stats = Stats(nfe, count, torch.zeros_like(count))
     times = step_times(problem, steps.records) if problem.dense and steps.records else None
-    kept = finite if problem.keep_last else codes == Status.OK
+    has_result = finite if problem.keep_last else codes == Status.OK
     ends = [torch.zeros_like(problem.t0), *(it.t_next for it in steps.records)]
     table = torch.stack(ends, 1) if problem.save_steps else None
-    return Solved(mask_failed(outputs, kept), stats, codes, steps.reached(problem.span.detach()), times, None, table)
+    reached = steps.reached(problem.span.detach())
+    return Solved(mask_failed(outputs, has_result), stats, codes, reached, times, None, table)
 
 
 def _planned_steps(problem: Problem) -> EvenSteps:

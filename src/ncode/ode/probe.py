@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .._torch_private import is_symbolic
 from ..errors import InputError
-from .captures import Captures, evaluate_and_look, find_captures
+from .captures import Captures, evaluate_with_time_use, find_captures
 from .collectives import without_communication
 from .independence import Positions
 from .problem import Problem
@@ -37,7 +37,7 @@ def check_separate(problem: Problem, captures: Captures, positions: Positions, w
     with without_communication():
         problem.options.backend.check(problem.system, (z, theta), functools.partial(positions.check_start, *at))
     if watch is not None:
-        values, uses_time = evaluate_and_look(watch.bind(theta), watch.clock(theta, t), z)
+        values, uses_time = evaluate_with_time_use(watch.bind(theta), watch.clock(theta, t), z)
         if uses_time:
             problem.check_resolution()
         positions.refuse_interaction(watch, t, z, theta, values, problem.midway)

@@ -178,7 +178,7 @@ def make_problem(
     if not options.backend.checks_values:
         _check_values(states, leaves)
     driven = check_driven(x0, leaves, spec) if feedback is not None else ()
-    times = _check_times(t0, t1, save_at, jump_ts, x0, options)
+    times = _make_times(t0, t1, save_at, jump_ts, x0, options)
     costs = () if cost is None else (torch.zeros(x0.shape[0], dtype=dtype, device=x0.device),)
     system = System(dynamics, feedback, cost, spec, dtype, times.shifted, times.jumps is not None, x_spec)
     constants = (*([] if feedback is not None else leaves), *times.constants)
@@ -221,7 +221,7 @@ class _Times(NamedTuple):
         return [*jumps, *([self.t0] if self.shifted else [])]
 
 
-def _check_times(t0: Any, t1: Any, save_at: Any, jump_ts: Any, x0: Tensor, options: SolveOptions) -> _Times:
+def _make_times(t0: Any, t1: Any, save_at: Any, jump_ts: Any, x0: Tensor, options: SolveOptions) -> _Times:
     (t0, begin), (t1, end) = check_time("t0", t0, x0), check_time("t1", t1, x0)
     if options.step == "batch" and x0.shape[0] and not _same_for_all(t0, t1):
         raise InputError('step="batch" takes one step for all samples, so t0 and t1 must be the same for all')

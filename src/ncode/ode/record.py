@@ -141,7 +141,7 @@ class StepTimes:
             moved = torch.cat([it.h for it in self.records]) != 0
             sample = torch.cat([everyone if it.rows is None else it.rows for it in self.records])[moved]
             number = torch.cat([it.number for it in self.records if it.number is not None])[moved].long()
-            table[sample, number + 1] = torch.cat([it.t for it in self.records])[moved]
+            table[sample, number + 1] = torch.cat([it.t_next for it in self.records])[moved]
         return table
 
 

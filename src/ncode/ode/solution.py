@@ -61,8 +61,8 @@ class DenseOutput:
     t0: Tensor
     begins: Tensor
     ends: Tensor
-    states: State
-    coefficients: State
+    states: State  # where steps begin, each (n, batch, ...)
+    coefficients: State  # of the powers of the position in a step, from 0 to 1; each (n, batch, powers, ...)
 
     def __call__(self, t: Tensor) -> State:
         """Values at t (batch, T): for each leaf (batch, T, ...)."""
@@ -136,7 +136,7 @@ class Solution:
     t: Float[Tensor, "batch"]  # the time that each sample reached
     steps: Float[Tensor, "batch n"] | None = None  # t0 and the times after accepted steps, nan behind a sample's last
     dense: DenseOutput | None = None
-    interval: tuple[Tensor, Tensor] | None = None
+    interval: tuple[Tensor, Tensor] | None = None  # t0 and t1, with dense=True
     events: tuple[EventRecord, ...] = ()  # the occurrences of each event
 
     @cached_property

@@ -25,7 +25,7 @@ from .probe import check_separate, probe
 from .problem import Problem
 from .record import StepRecord
 from .solution import Stats
-from .system import State, tensors_of, where
+from .system import JUMPS, T0, State, tensors_of, where
 from .tape import Tape
 from .watch import EventWatch
 
@@ -51,14 +51,15 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     with torch.set_grad_enabled(train), forward_mode_enabled(False):
         recalled = problem.options.backend.recall(problem, train) if watch is None else None
         captures = probe(problem, train=train) if recalled is None else recalled
-    captures, first = captures._replace(probe=None), captures.probe
+    # Only a kept graph may hold the graph of the probe: captures live as long as the pullback.
+    captures, evaluation = captures._replace(probe=None), captures.probe
     _refuse_mapped((*captures.trained, *captures.others))
     differentiated = differentiates(problem, captures)
     _check_gradient(problem, captures, differentiated)
     whole = _solve_whole(problem, captures, train, differentiated) if watch is None else None
     if whole is not None:
         return whole
-    return _solve_by_steps(problem, captures, first, train, differentiated, watch)
+    return _solve_by_steps(problem, captures, evaluation, train, differentiated, watch)
 
 
 def differentiates(problem: Problem, captures: Captures) -> bool:
@@ -103,7 +104,7 @@ def _solve_whole(problem: Problem, captures: Captures, train: bool, differentiat
 def _solve_by_steps(
     problem: Problem,
     captures: Captures,
-    first: Probe | None,
+    evaluation: Probe | None,  # at t0, with its graph
     train: bool,
     differentiated: bool,
     watch: EventWatch | None,
@@ -120,9 +121,9 @@ def _solve_by_steps(
             positions.free = False
         if not problem.checked:  # whose samples may depend on each other
             check_separate(problem, captures, positions, watch)
-        kept = _make_recorder(problem) if differentiated else None
-        graph = start_graph(problem, captures, first) if isinstance(kept, Tape) and watch is None else None
-        trail = Trail(captures, positions, kept, graph)
+        recorder = _make_recorder(problem) if differentiated else None
+        graph = start_graph(problem, captures, evaluation) if isinstance(recorder, Tape) and watch is None else None
+        trail = Trail(captures, positions, recorder, graph)
         forward = run_forward(problem, trail, watch)
     problem = _as_ended(problem if watch is None else watch.shorten(problem), forward)
     state = forward.state
@@ -163,16 +164,16 @@ def _outputs(problem: Problem, forward: ForwardResult) -> tuple[Outputs, tuple[T
 
 def _connect(problem: Problem, trail: Trail, forward: ForwardResult, stats: Stats, outputs: Outputs) -> Outputs:
     """The outputs with a gradient: "discrete" along a tape, "adjoint" without one."""
-    captures, positions, kept, graph = trail
+    captures, positions, recorder, graph = trail
     context = ForwardContext(problem.system, problem.t0.device, captures)
     system, isolated = isolate_captures(problem.system, captures)
     problem = problem if system is problem.system else replace(problem, system=system)
     common = problem, isolated, forward.ends(problem), stats, context, positions
-    if isinstance(kept, Tape):
-        pullback = DiscretePullback(*common, kept, None if graph is None or graph.dropped else graph)
+    if isinstance(recorder, Tape):
+        pullback = DiscretePullback(*common, recorder, None if graph is None or graph.dropped else graph)
     else:
         z1, saved = (tuple(leaf.detach().clone() for leaf in part) for part in (forward.state.z, forward.saved))
-        pullback = AdjointPullback(*common, z1, saved, kept)
+        pullback = AdjointPullback(*common, z1, saved, recorder)
     return connect(pullback, captures.trained, outputs)
 
 
@@ -181,17 +182,17 @@ def _unroll(
 ) -> tuple[Outputs, tuple[Tensor, Tensor] | None]:
     """The accepted steps once more, as a plain graph: the outputs, and the times of dense output."""
     state, ends = forward.state, forward.ends(problem)
-    kept, replayed = ends.kept, ends.replayed
+    has_result, replayed = ends.has_result, ends.replayed
 
     def may_reorder() -> bool:
         return not problem.dense and trail.positions.are_free(problem.system, *problem.start, trail.captures.slope)
 
-    assert isinstance(trail.kept, Tape)
+    assert isinstance(trail.recorder, Tape)
     replacement = functools.partial(harmless_state, problem)
-    steps = trail.kept.steps(replayed, problem.z0, may_reorder=may_reorder, replacement=replacement)
-    outputs = mask_failed(unroll(problem, steps), kept)
+    steps = trail.recorder.steps(replayed, problem.z0, may_reorder=may_reorder, replacement=replacement)
+    outputs = mask_failed(unroll(problem, steps), has_result)
     if not bool(replayed.all()):  # what a failed sample passed before it failed, and where it never moved
-        z = where(replayed | ~kept, outputs.z, problem.z0)
+        z = where(replayed | ~has_result, outputs.z, problem.z0)
         passed = saved_at_start(problem) if problem.keep_last else forward.saved
         outputs = outputs._replace(z=z, saved=where(replayed, outputs.saved, passed))
     needs_end = problem.options.make_step(problem.system, dense=problem.interpolates).needs_end
@@ -215,7 +216,7 @@ def step_times(problem: Problem, records: Sequence[StepRecord]) -> tuple[Tensor,
     """The times (batch, n), from t0, at which steps begin and end; they move with the interval, as the steps do."""
     begins, ends = torch.stack([it.t for it in records], 1), torch.stack([it.t_next for it in records], 1)
     system, theta, span = problem.system, problem.theta, problem.span
-    if not span.requires_grad and not (system.bounded and any(it.requires_grad for it in (theta[-4], theta[-1]))):
+    if not span.requires_grad and not (system.bounded and any(it.requires_grad for it in (theta[JUMPS], theta[T0]))):
         return begins, ends
     moved = [system.moved_step(theta, span, it.t, it.t_next - it.t) for it in records]
     first, last = torch.stack([t for t, _ in moved], 1), torch.stack([t + h for t, h in moved], 1)

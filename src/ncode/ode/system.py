@@ -43,6 +43,10 @@ REUSES_OUTPUT = (
 )
 
 
+JUMPS, EARLIEST, LATEST, T0 = -4, -3, -2, -1
+"""Places of times among the constants of a `System`: T0 if it is shifted, the others if it is bounded."""
+
+
 class RightHandSide(Protocol):
     """What the loop needs to know of a system."""
 
@@ -114,6 +118,7 @@ class System:
 
     @property
     def driven(self) -> int:
+        """Number of leaves of a control that feedback drives."""
         return self.spec.num_leaves if self.feedback is not None and self.spec is not None else 0
 
     @property
@@ -161,10 +166,10 @@ class System:
         return _flatten_as(self.spec, control, "the feedback", "theta")
 
     def clock(self, theta: Sequence[Tensor], t: Tensor) -> Tensor:
-        time = (t + theta[-1] if self.shifted else t).to(self.dtype)
+        time = (t + theta[T0] if self.shifted else t).to(self.dtype)
         if not self.bounded:
             return time
-        low, high = theta[-3], theta[-2]
+        low, high = theta[EARLIEST], theta[LATEST]
         # A time moved by one rounding error still has the gradient of the time itself.
         return time + (torch.minimum(torch.maximum(time, low), high) - time).detach()
 
@@ -184,7 +189,7 @@ class System:
         begin, end = torch.zeros_like(span), span
         if self.bounded:
             direction = torch.where(span.detach() < 0, -1.0, 1.0).to(t)
-            (behind, ahead), _ = find_piece(theta[-4] - theta[-1][:, None], t, direction)
+            (behind, ahead), _ = find_piece(theta[JUMPS] - theta[T0][:, None], t, direction)
             begin = torch.where(behind * direction > 0, behind, begin)
             end = torch.where((span - ahead) * direction > 0, ahead, end)
         length = (end - begin).detach()

@@ -67,14 +67,14 @@ class Tape:
         """
         together = self._common_attempts(ok, False)
         if together is None and not may_reorder():
-            fixed = None if bool(ok.all()) else (ok, replacement(ok))
+            held = None if bool(ok.all()) else (ok, replacement(ok))
             together = self._common_attempts(ok, True)
-            return self._uneven(ok, z0, True, None, fixed) if together is None else self._even(together, len(ok), fixed)
+            return self._uneven(ok, z0, True, None, held) if together is None else self._even(together, len(ok), held)
         return self._uneven(ok, z0, False, bucket_size) if together is None else self._even(together, len(ok))
 
-    def _even(self, together: Sequence[int], batch: int, fixed: tuple[Tensor, State] | None = None) -> EvenSteps:
+    def _even(self, together: Sequence[int], batch: int, held: tuple[Tensor, State] | None = None) -> EvenSteps:
         records = [self.entries[attempt].record._replace(z=self.entries[attempt].z) for attempt in together]
-        return EvenSteps([_hold(record, fixed) for record in records], batch, together, fixed)
+        return EvenSteps([_hold(record, held) for record in records], batch, together, held)
 
     def _uneven(
         self,
@@ -82,7 +82,7 @@ class Tape:
         z0: State,
         keep_order: bool,
         bucket_size: Callable[[int, int], int] | None,
-        fixed: tuple[Tensor, State] | None = None,
+        held: tuple[Tensor, State] | None = None,
     ) -> UnevenSteps:
         """The steps of samples that took different steps: tables of where each one's step n is recorded."""
         batch, every, taken = len(ok), self.every, self._taken(ok, keep_order)
@@ -105,10 +105,10 @@ class Tape:
         t, t_next, h = (self._all(name, ok.device)[source] for name in ("t", "t_next", "h"))
         moving = torch.arange(len(sizes), device=ok.device)[:, None] < counts
         states, position = self._states(z0)
-        held = taken.number % every == 0
+        has_state = taken.number % every == 0
         # A sample that never moved stands at its start.
         start = len(states[0]) - batch + (everyone if order is None else order)
-        place, height = position[taken.row[held]], -(-len(sizes) // every)
+        place, height = position[taken.row[has_state]], -(-len(sizes) // every)
         return UnevenSteps(
             sizes=sizes,
             order=order,
@@ -119,9 +119,9 @@ class Tape:
             h=torch.where(moving, h, 0.0),
             sources=source,
             states=states,
-            kept=_table(rank[held], taken.number[held] // every, place, height, start),
+            kept=_table(rank[has_state], taken.number[has_state] // every, place, height, start),
             every=every,
-            fixed=fixed,
+            held=held,
         )
 
     def _taken(self, ok: Tensor, keep_order: bool) -> _Taken:
@@ -165,11 +165,11 @@ class Tape:
         return states, torch.cat(places)
 
 
-def _hold(record: StepRecord, fixed: tuple[Tensor, State] | None) -> StepRecord:
+def _hold(record: StepRecord, held: tuple[Tensor, State] | None) -> StepRecord:
     """The step with failed samples held at their replacement."""
-    if fixed is None:
+    if held is None:
         return record
-    ok, z = fixed
+    ok, z = held
     return record._replace(h=torch.where(ok, record.h, 0.0), z=where(ok, record.z, z) if record.z else ())
 
 
@@ -198,7 +198,7 @@ class EvenSteps:
     records: list[StepRecord]
     samples: int
     attempts: Sequence[int]  # their positions among all attempts
-    fixed: tuple[Tensor, State] | None = None
+    held: tuple[Tensor, State] | None = None
     order: None = None
 
     @property
@@ -236,7 +236,7 @@ class UnevenSteps:
     states: State
     kept: Tensor  # (steps / every, samples): rows of the states
     every: int
-    fixed: tuple[Tensor, State] | None = None  # which samples did not fail, and the states of those that did
+    held: tuple[Tensor, State] | None = None  # which samples move, and the states at which others stand still
 
     def step(self, n: int) -> StepRecord:
         """Step n, with its states if they were kept."""
@@ -245,7 +245,7 @@ class UnevenSteps:
         z: State = ()
         if n % self.every == 0:
             z = tuple(leaf.index_select(0, self.kept[n // self.every, :size]) for leaf in self.states)
-        return _hold(StepRecord(None, t, t_next, h, z), self.fixed)
+        return _hold(StepRecord(None, t, t_next, h, z), self.held)
 
     def source(self, n: int) -> Tensor:
         """The rows of step n among those of all attempts."""

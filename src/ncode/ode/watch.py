@@ -110,14 +110,14 @@ class EventWatch:
         self, attempt: Attempt, before: LoopState, inputs: AttemptInputs, result: AttemptResult, rows: Tensor | None
     ) -> tuple[AttemptResult, Tensor]:
         """Look for events in the steps of one attempt; a sample with one is put back, with its t1 at the event."""
-        every = slice(None) if rows is None else rows
+        index = slice(None) if rows is None else rows
         theta, stop = self.system.enter(inputs.theta, result.t, inputs.t1)
-        result, t1 = self._end_at_events(attempt, before, inputs._replace(theta=theta), result, every)
+        result, t1 = self._end_at_events(attempt, before, inputs._replace(theta=theta), result, index)
         if self.system.bounded:
-            self._pass_jumps((result.h != 0) & (result.t_next == stop) & (stop != inputs.t1), inputs, result, every)
+            self._pass_jumps((result.h != 0) & (result.t_next == stop) & (stop != inputs.t1), inputs, result, index)
         return result, t1
 
-    def _pass_jumps(self, mask: Tensor, inputs: AttemptInputs, result: AttemptResult, every: Any) -> None:
+    def _pass_jumps(self, mask: Tensor, inputs: AttemptInputs, result: AttemptResult, index: Any) -> None:
         """Take the signs on the other side of a jump: a function that jumps there has no event."""
         if not bool(mask.any()):
             return
@@ -125,23 +125,23 @@ class EventWatch:
         theta, _ = self.system.enter(inputs.theta, t, inputs.t1)
         values, _, sizes = self.rates(self.system.clock(theta, t), z, theta, tuple(map(torch.zeros_like, z)))
         clear = mask[:, None] & (values.abs() > 64 * torch.finfo(values.dtype).eps * sizes)
-        self.signs[every] = torch.where(clear, values.sign(), self.signs[every])
-        self.last[every] = torch.where(clear, values, self.last[every])
+        self.signs[index] = torch.where(clear, values.sign(), self.signs[index])
+        self.last[index] = torch.where(clear, values, self.last[index])
 
     def _end_at_events(
-        self, attempt: Attempt, before: LoopState, inputs: AttemptInputs, result: AttemptResult, every: Any
+        self, attempt: Attempt, before: LoopState, inputs: AttemptInputs, result: AttemptResult, index: Any
     ) -> tuple[AttemptResult, Tensor]:
         t, h, t1 = result.t, result.h, inputs.t1
-        watched = (h != 0) & ~self.fired[every].any(1)
+        watched = (h != 0) & ~self.fired[index].any(1)
         if not bool(watched.any()):
             return result, t1
-        first, together = self._search(inputs.theta, result, every, watched)
+        first, together = self._search(inputs.theta, result, index, watched)
         hit, undefined = first.isfinite(), first.isnan()
         if not bool((hit | undefined).any()):
             return result, t1
         end = torch.where(hit, t + torch.where(hit, first, 0.0) * h, t1)
-        self.fired[every] |= together & hit[:, None]
-        self.ends[every] = torch.where(hit, end, self.ends[every])
+        self.fired[index] |= together & hit[:, None]
+        self.ends[index] = torch.where(hit, end, self.ends[index])
         back = before._replace(
             rejected=before.rejected + 1,  # the step is taken again
             alive=before.alive & (end != t),
@@ -153,7 +153,7 @@ class EventWatch:
         return result._replace(state=state, counts=counts, **stayed), end
 
     def _search(
-        self, theta: Sequence[Tensor], result: AttemptResult, every: Any, watched: Tensor
+        self, theta: Sequence[Tensor], result: AttemptResult, index: Any, watched: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Where in their steps samples meet their first event, and which events happen there.
 
@@ -162,7 +162,7 @@ class EventWatch:
         half = torch.full_like(result.t, 0.5)
         middle = self.values(*self._dense_at(half, theta, result), theta)
         end = self.values(self.system.clock(theta, result.t + result.h), result.state.z, theta)
-        signs, last = self.signs[every], self.last[every]
+        signs, last = self.signs[index], self.last[index]
         in_first, after = self._crossed(signs, middle)
         in_second, after = self._crossed(after, end)
         in_first, in_second = in_first & watched[:, None], in_second & watched[:, None]
@@ -175,7 +175,7 @@ class EventWatch:
         lost = (signs + middle).isnan().any(1) & ~(first <= 0.5) | end.isnan().any(1) & (first == torch.inf)
         first = first.masked_fill(watched & lost, torch.nan)
         moved = (watched & (first == torch.inf))[:, None]
-        self.signs[every], self.last[every] = torch.where(moved, after, signs), torch.where(moved, end, last)
+        self.signs[index], self.last[index] = torch.where(moved, after, signs), torch.where(moved, end, last)
         return first, places <= (first + 8 * torch.finfo(first.dtype).eps)[:, None]
 
     def _crossed(self, signs: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:

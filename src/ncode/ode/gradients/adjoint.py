@@ -30,7 +30,7 @@ from ..attempt import Attempt, LoopState
 from ..backends import EAGER
 from ..integrate import integrate, start_loop
 from ..problem import SampleInputs
-from ..system import State, expand_like, where
+from ..system import JUMPS, T0, State, expand_like, where
 from ..tolerance import Tolerance
 from .adjoint_system import AdjointSystem, JumpGradients, Quadrature
 from .function import InputGradients, Outputs, Pullback
@@ -41,8 +41,6 @@ LOST = (
     " is {error:.2g} off, where x has size {size:.2g}. The flow contracts too strongly to be reversed, or the"
     ' tolerance is too loose, or dt too large: use gradient="discrete"'
 )
-
-
 _GROWS = "what decays forward in time (fast, if the problem is stiff) grows as fast backward"
 
 
@@ -77,7 +75,7 @@ class AdjointPullback(Pullback):
         system = AdjointSystem(problem.system, self.context, captures, self.trajectory)
         self.check_function()
         ends, has_cost = self.ends, problem.system.cost is not None
-        given = _masked(ends.kept, problem.z0, grads.z)
+        given = _masked(ends.has_result, problem.z0, grads.z)
         moves = ends.replayed & ~self._idle(given)
         a, c = given[: system.width], given[-1] if has_cost else torch.zeros_like(problem.t0)
         # A failed sample has no end to start from: it stands still.
@@ -90,18 +88,18 @@ class AdjointPullback(Pullback):
         theta = [leaf.detach() for leaf in problem.theta]
         most = _size(a)
 
-        moves_t0 = problem.system.shifted and bool(needed.theta[-1])
+        moves_t0 = problem.system.shifted and bool(needed.theta[T0])
         needs_span, needs_ts = bool(needed.span) or moves_t0, bool(needed.ts) or moves_t0
         wanted = [*needed.theta[: len(problem.control)], *[False] * problem.system.time_constants]
         solve = _BackwardSolve(self, system, theta, c, wanted)
-        if problem.system.bounded and needed.theta[-4]:
-            solve.jumps = JumpGradients(system, theta[-4], theta[-1], problem.span.detach())
+        if problem.system.bounded and needed.theta[JUMPS]:
+            solve.jumps = JumpGradients(system, theta[JUMPS], theta[T0], problem.span.detach())
         spent = torch.ones_like(ends.status) + moves.int() * needs_span  # the check is one evaluation
         grad_span = solve.time_gradient(t, z, a) if needs_span else None
         grad_ts = torch.zeros_like(problem.ts) if problem.ts is not None and needs_ts else None
         saved_times = problem.ts.detach().unbind(1) if problem.ts is not None else ()
         for column, time in reversed(list(enumerate(saved_times))):
-            passed = ends.kept & (time.abs() <= ends.t.abs())  # false for nan
+            passed = ends.has_result & (time.abs() <= ends.t.abs())  # false for nan
             target = torch.where(passed, time, t)
             t = torch.where(self._idle((*a, c)), target, t)
             z, a, evaluations = solve.back(t, target, z, a)
@@ -121,12 +119,12 @@ class AdjointPullback(Pullback):
         self._warn_of_drift(moving, z, problem.z0)
         spent, found = spent + evaluations, list(solve.quadrature.theta)
         if solve.jumps is not None:
-            found[-4] = solve.jumps.grads
+            found[JUMPS] = solve.jumps.grads
         if moves_t0 and grad_span is not None:
             # t0 as a constant: all of its gradient, -a dz/dt at t0, less what reaches it through the other times.
             spent = spent + moves.int()
-            found[-1] = grad_span - solve.time_gradient(t0, z, a)
-            found[-1] = found[-1] if grad_ts is None else found[-1] + grad_ts.sum(1)
+            rest = grad_span - solve.time_gradient(t0, z, a)
+            found[T0] = rest if grad_ts is None else rest + grad_ts.sum(1)
         self.stats.nfe_backward = spent
         inputs = SampleInputs(tuple(found), grad_span, grad_ts)
         return InputGradients((*a, *([c] if has_cost else [])), inputs, tuple(solve.quadrature.sums))

@@ -18,13 +18,7 @@ from ..problem import SampleInputs
 from ..record import StepRecord, find_window, mask_like
 from ..system import State, expand_like, first_rows, map_tensors, take_rows, without_gaps
 from ..tape import EvenSteps, Steps, Tape
-from .function import (
-    InputGradients,
-    Outputs,
-    Pullback,
-    has_hooks,
-    inner_product,
-)
+from .function import InputGradients, Outputs, Pullback, has_hooks, inner_product
 from .kept import KeptGraph
 from .replay import GradientSums, PullbackInputs, PullbackResult, StepPullback
 
@@ -58,12 +52,12 @@ class DiscretePullback(Pullback):
 
     def _pull_tape(self, needed: SampleInputs, grads: Outputs, spent: int = 0) -> InputGradients:
         """Gradients by the tape, after some evaluations."""
-        problem, kept = self.problem, self.ends.kept
+        problem, has_result = self.problem, self.ends.has_result
         if problem.options.backend.has_changed(problem.system):  # perhaps a mere counter
             self.check_function()
         adjoint = [
             torch.zeros_like(leaf) if grad is None else torch.where(mask, grad, 0)
-            for leaf, grad, mask in zip(problem.z0, grads.z, expand_like(kept, problem.z0), strict=True)
+            for leaf, grad, mask in zip(problem.z0, grads.z, expand_like(has_result, problem.z0), strict=True)
         ]
         steps = self.tape.steps(
             self.ends.replayed,
@@ -92,7 +86,7 @@ class DiscretePullback(Pullback):
         The value there is z0 + (time - t0) dz/dt, so a time's gradient is the product with the slope at t0.
         """
         slope, (theta, span, ts) = self.captures.slope, sums
-        still = self.ends.kept & ~self.ends.moved
+        still = self.ends.has_result & ~self.ends.moved
         if needed.span:
             span = span + torch.where(still & self.ends.ok, inner_product(end, slope), 0)
         for leaf, grad in enumerate(grads.states):
@@ -124,16 +118,16 @@ class _Walk:
 
     def __init__(
         self,
-        solve: DiscretePullback,
+        pullback: DiscretePullback,
         steps: Steps,
         needed: SampleInputs,
         grads: Outputs,
         adjoint: Sequence[Tensor],
     ):
-        self.solve, self.steps, self.needed, self.captures = solve, steps, needed, solve.captures.trained
-        self.backend = solve.problem.options.backend
+        self.pullback, self.steps, self.needed, self.captures = pullback, steps, needed, pullback.captures.trained
+        self.backend = pullback.problem.options.backend
         prepare = self.backend.prepare
-        self.inputs = map_tensors(lambda leaf: self._ordered(prepare(leaf.detach())), solve.problem.inputs)
+        self.inputs = map_tensors(lambda leaf: self._ordered(prepare(leaf.detach())), pullback.problem.inputs)
         self.adjoint = [self._ordered(prepare(leaf)) for leaf in adjoint]
         self.saved = [None if grad is None else self._ordered(grad) for grad in grads.saved]
         self.states = [None if grad is None else grad.flatten(0, 1) for grad in grads.states]
@@ -143,7 +137,7 @@ class _Walk:
         self.sums = GradientSums(SampleInputs(theta, *times), (None,) * len(self.captures))
         self.spent = [0] * len(steps.sizes)  # evaluations in each step
         self._first: dict[int, SampleInputs] = {}
-        self._pullbacks: dict[Hashable, StepPullback] = {}
+        self._step_pullbacks: dict[Hashable, StepPullback] = {}
 
     def run(self) -> None:
         """Pull through all steps, from the last to the first."""
@@ -158,12 +152,12 @@ class _Walk:
             self.sums = GradientSums(SampleInputs(theta, *times), captures)
             if result.deviates is not None and bool(result.deviates):
                 # Perhaps by the rounding of another number or order of samples only.
-                self.solve.check_function()
+                self.pullback.check_function()
                 self.spent[n] += 1
 
     def evaluations(self) -> Tensor:
         """Evaluations per sample: those of all steps up to its last."""
-        order, status = self.steps.order, self.solve.ends.status
+        order, status = self.steps.order, self.pullback.ends.status
         if isinstance(self.steps, EvenSteps):
             return torch.full_like(status, sum(self.spent))
         upto = torch.tensor([0, *self.spent], dtype=status.dtype, device=status.device).cumsum(0, dtype=status.dtype)
@@ -173,7 +167,7 @@ class _Walk:
 
     def in_sample_order(self, adjoint: Sequence[Tensor]) -> tuple[list[Tensor], SampleInputs]:
         """The adjoint at t0 and the gradients of the inputs, with every sample back in its place."""
-        order, batch = self.steps.order, self.solve.problem.batch
+        order, batch = self.steps.order, self.pullback.problem.batch
         if order is None:
             return [self.own(leaf) for leaf in self.adjoint], map_tensors(self.own, self.sums.inputs)
         real = self.steps.samples  # those behind are padding
@@ -194,7 +188,7 @@ class _Walk:
 
     def _reversed(self) -> Iterator[tuple[int, StepRecord]]:
         """Steps from last to first, with their states; those that were not kept are recomputed."""
-        problem, every = self.solve.problem, self.solve.tape.every
+        problem, every = self.pullback.problem, self.pullback.tape.every
         step = problem.options.make_step(problem.system)
         count = len(self.steps.sizes)
         for base in range((count - 1) // every * every, -1, -every):
@@ -203,7 +197,7 @@ class _Walk:
                 last, size = chunk[i - 1], len(chunk[i].h)
                 theta = [row[: len(last.h)] for row in self.inputs.theta]
                 theta, _ = problem.system.enter(theta, last.t, last.t_next)
-                with torch.no_grad(), self.solve.context:
+                with torch.no_grad(), self.pullback.context:
                     z = step(last.t, last.h, last.z, theta).z
                 self.spent[base + i - 1] += step.evaluations
                 chunk[i] = chunk[i]._replace(z=tuple(leaf[:size] for leaf in z))
@@ -221,7 +215,7 @@ class _Walk:
             cut = [None if grad is None else grad[:size, window.low : window.high] for grad in self.saved]
             saved = [None if c is None else torch.where(mask_like(window.inside, c[:, 0]), c, 0) for c in cut]
         powers = self._dense_part(n, record, self.powers)
-        pullback = self._pullback(None if window is None else (window.low, window.high))
+        step_pullback = self._step_pullback(None if window is None else (window.low, window.high))
         given = PullbackInputs(
             record.t,
             record.h,
@@ -235,25 +229,25 @@ class _Walk:
             self._first_sums(size),
             self._expected(size) if n == 0 else None,
         )
-        result = backend.run(pullback, given, self.solve.captures.outside)
+        result = backend.run(step_pullback, given, self.pullback.captures.outside)
         states = self._dense_part(n, record, self.states)
         adjoint = [
             leaf if i >= len(states) or states[i] is None else leaf + states[i] for i, leaf in enumerate(result.adjoint)
         ]
-        problem, dense = self.solve.problem, window is not None or any(grad is not None for grad in powers)
+        problem, dense = self.pullback.problem, window is not None or any(grad is not None for grad in powers)
         step = problem.options.make_step(problem.system, dense=dense)
         self.spent[n] += step.evaluations + step.needs_end
         return result._replace(adjoint=tuple(adjoint))
 
-    def _pullback(self, columns: tuple[int, int] | None) -> StepPullback:
-        if columns not in self._pullbacks:
-            outside = {id(tensor): i for i, tensor in enumerate(self.solve.captures.outside)}
+    def _step_pullback(self, columns: tuple[int, int] | None) -> StepPullback:
+        if columns not in self._step_pullbacks:
+            whole = self.pullback
+            outside = {id(tensor): i for i, tensor in enumerate(whole.captures.outside)}
             order = tuple(outside.get(id(tensor)) for tensor in self.captures)
-            solve = self.solve
-            self._pullbacks[columns] = StepPullback(
-                solve.problem, self.needed, self.captures, columns, solve.context, order
+            self._step_pullbacks[columns] = StepPullback(
+                whole.problem, self.needed, self.captures, columns, whole.context, order
             )
-        return self._pullbacks[columns]
+        return self._step_pullbacks[columns]
 
     def _first_inputs(self, size: int) -> SampleInputs:
         """The inputs of the first samples: the same objects each time, so that a CUDA graph need not copy them."""
@@ -272,9 +266,9 @@ class _Walk:
 
     def _expected(self, size: int) -> State | None:
         """The slopes at t0 of the forward pass; None where comparing would take time, or wait for a GPU."""
-        if self.backend.fuses or self.solve.waits or self.steps.fixed is not None:
+        if self.backend.fuses or self.pullback.waits or self.steps.held is not None:
             return None
-        return tuple(first_rows(self._ordered(leaf), size) for leaf in self.solve.captures.slope)
+        return tuple(first_rows(self._ordered(leaf), size) for leaf in self.pullback.captures.slope)
 
     def _dense_part(self, n: int, record: StepRecord, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
         """The part of dense output's gradients that belongs to a step."""

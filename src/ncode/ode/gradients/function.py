@@ -1,7 +1,8 @@
 """Where a solve meets autograd: one autograd.Function for the "discrete" and the "adjoint" gradient.
 
-Backward evaluates the dynamics again. So that this is the function of the forward pass, `ForwardContext` restores its
-surroundings and watches its captures, and `refuse_unknown` and `check_function` notice what else may have changed.
+Backward evaluates the dynamics again, and they must be the function of the forward pass: `ForwardContext` restores its
+surroundings and watches its captures, and `Pullback.check_function` compares the slopes at t0. `refuse_unknown` refuses
+a trained tensor that is not among the captures, and so would lose its gradient.
 `isolate_captures` and `for_backward` let the dynamics use stand-ins for captures, without a write to a module or a hook
 that other threads could see.
 """
@@ -251,7 +252,7 @@ class Ends(NamedTuple):
 
     status: Tensor
     t: Tensor  # the time that was reached, counted from t0
-    kept: Tensor  # whether the state there is part of the result
+    has_result: Tensor  # whether the state there is part of the solution
     moved: Tensor  # whether the sample took a step
 
     @property
@@ -262,7 +263,7 @@ class Ends(NamedTuple):
     @property
     def replayed(self) -> Tensor:
         """Which samples have steps that backward goes through: at the start of the others the slope may be infinite."""
-        return self.kept & (self.ok | self.moved)
+        return self.has_result & (self.ok | self.moved)
 
 
 @dataclass(eq=False)

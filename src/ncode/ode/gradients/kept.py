@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from ..._torch_private import has_saved_tensor_hooks
+from ..arguments import all_finite
 from ..captures import Captures, Probe
 from ..integrate import LoopStart
-from ..problem import Problem, SampleInputs, all_finite
+from ..problem import Problem, SampleInputs
 from ..record import Passed, StepRecord, mask_like
 from ..system import State, expand_like, tensors_of
 from .function import InputGradients, Outputs, computed_from_others, has_hooks, refuse_unknown
@@ -53,12 +54,12 @@ class KeptGraph:
     Args:
         probe: The evaluation at t0, with which the graph begins.
         trained: The captures that require a gradient.
-        attempt: An estimate of the bytes that an attempt of one sample takes.
+        sample_bytes: An estimate of the bytes that one attempt of one sample takes.
         limit: The bytes that all kept graphs may take.
     """
 
-    def __init__(self, probe: Probe, trained: Sequence[Tensor], attempt: float, limit: float):
-        self.probe, self.trained, self.attempt, self.limit = probe, trained, attempt, limit
+    def __init__(self, probe: Probe, trained: Sequence[Tensor], sample_bytes: float, limit: float):
+        self.probe, self.trained, self.sample_bytes, self.limit = probe, trained, sample_bytes, limit
         self.bytes, self.dropped = 0.0, False
         self.z: State = ()  # at the end
         self.passed: list[Passed] = []  # values at saved times
@@ -72,7 +73,7 @@ class KeptGraph:
 
     def reserve(self, samples: int) -> bool:
         """Whether one more attempt fits into memory; if not, the graph is dropped."""
-        more = samples * self.attempt
+        more = samples * self.sample_bytes
         if not HELD.add(more, self.limit):
             self.drop()
             return False
@@ -156,10 +157,10 @@ def start_graph(problem: Problem, captures: Captures, probe: Probe | None) -> Ke
     step = options.make_step(problem.system, estimate=options.dt is None, dense=problem.interpolates)
     evaluation = saved_bytes(probe.slope, [probe.t, *probe.theta, *captures.outside])
     limit = {"auto": MEMORY, "graph": math.inf}.get(options.keep, options.keep)  # pyright: ignore
-    attempt = evaluation * step.evaluations / problem.batch
-    if (problem.fixed_count or 1) * attempt * problem.batch > limit:
+    sample_bytes = evaluation * step.evaluations / problem.batch
+    if (problem.fixed_count or 1) * sample_bytes * problem.batch > limit:
         return None
-    return KeptGraph(probe, captures.trained, attempt, limit)
+    return KeptGraph(probe, captures.trained, sample_bytes, limit)
 
 
 def saved_bytes(outputs: Sequence[Tensor], known: Sequence[Tensor]) -> int:

@@ -26,8 +26,8 @@ def unroll(problem: Problem, steps: Steps, first: State | None = None) -> Output
     reuses_end = problem.options.make_step(problem.system, dense=dense).needs_end and not problem.system.bounded
     start = _start_slope(problem, first)
     z = _ordered(problem.z0, order)
-    if steps.fixed is not None:
-        ok, others = steps.fixed
+    if steps.held is not None:
+        ok, others = steps.held
         z = where(ok, z, others)
     inputs = map_tensors(lambda leaf: _ordered((leaf,), order)[0], problem.inputs)
     at_start = saved_at_start(problem, start)
