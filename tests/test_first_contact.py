@@ -72,6 +72,10 @@ HABITS = {
     "a network as a block": (lambda: ncode.NCODE(nn.Linear(3, 3)), r"ncode.dynamics.Function\("),
     "ts as the third argument": (lambda: ncode.solve(Net(), X, TIMES), r"ts\[0\], ts\[-1\], save_at=ts\)"),
     "a list of times": (lambda: ncode.solve(Net(), X, [0.0, 1.0]), r"given \[0.0, 1.0\].*save_at=ts"),
+    "options of odeint": (
+        lambda: ncode.solve(goal("goal"), X, 0.0, 1.0, method="rk4", options={"step_size": 0.1}),
+        "no options=: they are arguments of their own, such as dt=0.1 for a step_size",
+    ),
     "no t1": (lambda: ncode.solve(Net(), X, 0.0), "two times, t0 and t1: write"),
     "ts as t0": (lambda: ncode.solve(goal("goal"), X, TIMES, 1.0), r"given \(7,\): times .* save_at"),
     "a block and ts": (lambda: ncode.NCODE(ncode.dynamics.MLP(3))(X, TIMES), r"block.trajectory\(x, ts\)"),

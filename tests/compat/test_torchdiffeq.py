@@ -534,6 +534,11 @@ def test_a_field_that_is_not_finite_is_named():
         solve_with(func=lambda t, y: y / 0)
 
 
+def test_a_slope_whose_norm_overflows_fails_as_a_solve():
+    with pytest.raises(ncode.SolveError, match="STEP_TOO_SMALL"):
+        ours.odeint(lambda t, y: y * 1e30 * y, torch.tensor([[2.0, 0.0]]), torch.linspace(0, 5, 3))
+
+
 UNKNOWN = {
     "misspelt": ("dopri5", {"max_num_step": 3}, 'did you mean "max_num_steps"'),
     "for fixed steps": ("dopri5", {"step_size": 0.1}, '"dopri5" does not have'),

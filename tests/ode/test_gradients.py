@@ -544,6 +544,17 @@ def test_the_adjoint_names_the_samples_that_cannot_be_solved_backward():
     assert all(status is not ncode.Status.OK for status in caught.value.statuses)
 
 
+def test_times_at_which_the_adjoint_failed_are_those_of_the_user():
+    def field(t, x, theta):
+        return -3 * x * (1 + torch.cos(5 * (t[:, None] - 10)))
+
+    x0 = double(1.0, 1.0).requires_grad_()
+    sol = ncode.solve(field, x0, 10.0, 12.0, gradient="adjoint", max_steps=23, rtol=1e-5)
+    with pytest.raises(ncode.SolveError) as caught:
+        sol.x.sum().backward()
+    assert all(10.0 < time < 12.0 for time in caught.value.times)
+
+
 @every_gradient
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_solve_may_stand_inside_of_activation_checkpointing(gradient, reentrant):

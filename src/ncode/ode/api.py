@@ -47,11 +47,16 @@ def outside_of_compilation(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def between_two_times(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Refuse calls of the form odeint(f, x0, ts), whose error in Python would not say what to do."""
+    """Refuse calls of the form odeint(f, x0, ts, options={}), whose error in Python would not say what to do."""
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         given: Sequence[Any] = args
+        if "options" in kwargs:
+            raise InputError(
+                "solve has no options=: they are arguments of their own, such as dt=0.1 for a step_size of 0.1, or"
+                " jump_ts for jump_t"
+            )
         if len(given) == 3 and "t1" not in kwargs:
             times = f"; given {format_value(given[2])}" if isinstance(given[2], (Tensor, Sequence)) else ""
             raise InputError(

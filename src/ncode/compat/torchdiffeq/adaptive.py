@@ -246,6 +246,8 @@ class Loop:
         if d1 == INFINITY and not bool(slope.isfinite().all()):
             raise SolverFailed(Status.NOT_FINITE, self.sign * self.t)
         h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
+        if h0 == 0.0:  # the slope is finite, and its norm is not
+            raise SolverFailed(Status.STEP_TOO_SMALL, self.sign * self.t)
         ahead = self.f(self._time(self.t + h0), combine(y, self.sign * h0, ((0, 1.0),), [slope]))
         d2 = self._norm(ahead - slope, size) / h0
         h1 = max(1e-6, 1e-3 * h0) if max(d1, d2) <= 1e-15 else (0.01 / max(d1, d2)) ** (1 / self.solver.method.order)

@@ -241,7 +241,9 @@ class _BackwardSolve:
             where = f"{where}, in which {_GROWS}"
         statuses = [Status(code) for code in end.status[failed].tolist()]
         where = f'{where}; use gradient="discrete"'
-        raise SolveError(failed, end.t[failed].tolist(), statuses, None, self.pullback.problem.batch, where)
+        problem = self.pullback.problem
+        times = (problem.t0.detach() + end.t)[failed].tolist()
+        raise SolveError(failed, times, statuses, None, problem.batch, where)
 
     def time_gradient(self, t: Tensor, z: Sequence[Tensor], a: Sequence[Tensor], with_cost: bool = True) -> Tensor:
         """a dz/dt + c l, one number per sample: how a loss changes as the time of its argument moves."""
