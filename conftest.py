@@ -8,6 +8,7 @@ from hypothesis import settings
 # `make fuzz` draws new ones. No deadline: the first example pays for imports, and machines are shared.
 settings.register_profile("deterministic", deadline=None, max_examples=30, derandomize=True, print_blob=True)
 settings.register_profile("fuzz", deadline=None, max_examples=300, print_blob=True)
+settings.register_profile("fuzz-short", deadline=None, max_examples=40, print_blob=True)
 settings.load_profile("deterministic")
 
 # A module that raises when it is imported: see the file.

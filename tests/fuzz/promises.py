@@ -20,8 +20,14 @@ from .grammar import leaves_of
 SECONDS = 30.0  # of processor time; a call that takes longer hangs
 calls = 0  # counted for the summary
 
-# A test here makes several calls per example, so it takes fewer examples than others: a few in `make test`.
-some = settings(max_examples=4 if settings().derandomize else 75, suppress_health_check=[HealthCheck.filter_too_much])
+
+def examples(few: int, share: int) -> int:
+    """Examples of a test whose examples take long: a few in `make test`, and one in `share` of the fuzz profile's."""
+    return few if settings().derandomize else max(settings().max_examples // share, 1)
+
+
+# A test here makes several calls per example, so it takes fewer examples than others.
+some = settings(max_examples=examples(4, share=4), suppress_health_check=[HealthCheck.filter_too_much])
 
 
 @contextmanager

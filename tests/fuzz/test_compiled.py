@@ -7,12 +7,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from .cases import ITERATED, cases
-from .promises import assert_agree, gradients, loss, outputs, solve
+from .promises import assert_agree, examples, gradients, loss, outputs, solve
 from .test_solve import rounding
 
 # Tracing takes a second.
 few = settings(
-    max_examples=2 if settings().derandomize else 5,
+    max_examples=examples(2, share=60),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 

@@ -69,7 +69,7 @@ class Spiral:
         return 0.5 * (low + high)
 
 
-few = settings(max_examples=3 if settings().derandomize else 25)
+few = settings(max_examples=promises.examples(3, share=12))
 numbers = st.floats(0.1, 2.0).map(lambda it: round(it, 3))
 
 

@@ -10,11 +10,11 @@ from ncode.ode import METHODS
 from ncode.ode.kernel.build import compiler
 
 from .cases import cases
-from .promises import assert_agree, gradients, loss, outputs, solve
+from .promises import assert_agree, examples, gradients, loss, outputs, solve
 from .test_solve import rounding
 
 few = settings(
-    max_examples=4 if settings().derandomize else 60,
+    max_examples=examples(4, share=5),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 

@@ -15,7 +15,7 @@ from .command import Slow, ncode
 from .mutations import HOSTILE, changed_json, edited, edits, json_changes, remove
 
 few = settings(
-    max_examples=3 if settings().derandomize else 30,
+    max_examples=3 if settings().derandomize else max(settings().max_examples // 10, 1),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 TRAIN = ("run", "reflection", "--smoke", "--models", "node", "--save-every", "1", "--quiet", "--device", "cpu")
