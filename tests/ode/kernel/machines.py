@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, ClassVar
 
 from ncode.ode.kernel.build import start_build
 from ncode.ode.kernel.run import Call
@@ -18,9 +18,12 @@ class ThreadsOnCpu(CudaKernel):
 
     lanes = 1
     building: Any = None
+    sources: ClassVar[list[str]] = []  # of all kernels that were started
 
     def start(self) -> None:
-        self.building = self.building or start_build(self.source)
+        if self.building is None:
+            self.sources.append(self.source)
+            self.building = start_build(self.source)
 
     def finish(self) -> None:
         self.start()

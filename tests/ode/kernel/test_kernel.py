@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -16,6 +19,7 @@ import ncode
 from ncode import InputError, Status
 from ncode.ode.kernel import plan
 from ncode.ode.kernel.build import compiler
+from ncode.ode.kernel.build_cuda import FLAGS
 
 from .machines import MACHINES, ThreadsOnCpu
 
@@ -555,6 +559,30 @@ def test_values_that_are_not_finite_are_refused(name: str, t1: float) -> None:
     given[name][2, 1] = torch.nan
     with pytest.raises(InputError, match=f"{name} is not finite in 1 of 4 samples: 2"):
         ncode.solve(lambda t, x, _: -x, given["x0"], 0.0, t1, theta=given["theta"], compile="kernel")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="no CUDA compiler")
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [(closed_loop, torch.float64), (stiff_in_time, torch.float64), (saved_times, torch.float32)],
+    ids=("closed_loop", "stiff_in_time", "saved_times"),
+)
+def test_cuda_accepts_the_source_for_gpus(
+    make: Callable[[], Case], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its compiler needs no GPU, and refuses what that of C++ does not."""
+    monkeypatch.setitem(plan.KERNELS, "cpu", ThreadsOnCpu)
+    monkeypatch.setattr(plan, "_plans", type(plan._plans)())
+    monkeypatch.setattr(ThreadsOnCpu, "sources", [])
+    run(make(), "kernel", dtype, rtol=1e-3)
+    files = [tmp_path / f"{name}.cu" for name in ("backward", "forward")]
+    for file, source in zip(files, ThreadsOnCpu.sources, strict=True):
+        file.write_text(source)
+    command = ["nvcc", "--ptx", "--gpu-architecture=sm_90", *FLAGS, *map(str, files)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert all(file.with_suffix(".ptx").exists() for file in files)
 
 
 def test_a_tape_that_is_too_short_is_made_longer(monkeypatch: pytest.MonkeyPatch) -> None:
