@@ -216,6 +216,22 @@ def test_saved_times_and_dense_output_are_on_their_side_of_a_reset():
     close(sol.events[0].ts, torch.tensor([[0.5, 1.5, 2.5], [0.75, 1.75, 2.75]]).double(), atol=1e-12)
 
 
+@pytest.mark.parametrize("gradient", ["discrete", "autograd"])
+@pytest.mark.parametrize("method", ["bosh3", "rodas5p"])
+def test_dense_output_between_resets_has_the_gradient_of_saved_values(method, gradient):
+    """The step that ends at a bounce begins later if the bounce before it does."""
+    times = torch.linspace(0.1, 1.7, 17, dtype=DOUBLE)
+    options = {"method": method, "gradient": gradient, "events": Event(height, direction=-1, reset=bounce)}
+    found = []
+    for how in ({"dense": True}, {"save_at": times}):
+        gravity, drop, loss = inputs = balls()
+        sol = ncode.solve(fall, start(drop), 0.0, 1.7, theta=(gravity, loss), **options, **how, **TIGHT)
+        values = sol(times) if "dense" in how else sol.xs
+        weights = torch.linspace(1, 2, values.numel(), dtype=DOUBLE).view_as(values)
+        found.append(torch.autograd.grad((weights * values).sum(), inputs))
+    close(found[0], found[1], rtol=1e-8)
+
+
 def test_nothing_is_known_after_a_terminal_event():
     event = Event(lambda t, x, theta: x[:, 0] - 0.5)
     sol = ncode.solve(decay, double(1.0, 0.1), 0.0, 2.0, events=event, save_at=[0.5, 1.0, 2.0], dense=True, **TIGHT)

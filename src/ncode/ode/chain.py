@@ -154,7 +154,9 @@ class _Chain:
         if self.dense:
             begins, ends, states, powers = self.dense[-1]
             last = mask[:, None] & (ends == end[:, None])
-            self.dense[-1] = begins, torch.where(last, self.covered[:, None], ends), states, powers
+            # Only the value changes: the step still moves with the event before.
+            later = torch.where(last, self.covered[:, None] - ends.detach(), 0.0)
+            self.dense[-1] = begins, ends + later, states, powers
         if self.problem.ts is not None:
             ts = self.problem.ts.detach() * sign[:, None]
             between = mask[:, None] & (ts > (end * sign)[:, None]) & (ts <= (event * sign)[:, None])
