@@ -407,6 +407,26 @@ def test_the_time_of_an_event_without_derivative_has_no_gradient():
         ncode.solve(decay, x0.requires_grad_(), 0.0, 2.0, events=event)
 
 
+@pytest.mark.parametrize("length", [1.0, 1000.0])
+@pytest.mark.parametrize("direction", [-1, 0, 1])
+@pytest.mark.parametrize("rtol", [1e-3, 1e-9])
+def test_an_indicator_has_each_crossing_once(rtol, direction, length):
+    """Its value where the shortened step ends may still be that of before, since dense output has an error."""
+
+    def slow_rotation(t, x, theta):
+        return rotate(t, x, theta) / length
+
+    phase = torch.linspace(0, 6, 40, dtype=DOUBLE)
+    x0 = torch.stack([phase.sin(), phase.cos()], 1)
+    functions = (lambda t, x, theta: torch.where(x[:, 0] > 0.3, 1.0, -1.0).double(), lambda t, x, theta: x[:, 0] - 0.3)
+    events = [Event(each, terminal=False, direction=direction) for each in functions]
+    given, smooth = (
+        ncode.solve(slow_rotation, x0, 0.0, 9.0 * length, events=it, rtol=rtol, atol=rtol).events[0] for it in events
+    )
+    assert torch.equal(given.counts, smooth.counts)
+    close(given.ts, smooth.ts, rtol=30 * rtol, atol=0.0, equal_nan=True)
+
+
 def test_evaluations_are_counted():
     class Field(nn.Module):
         calls = 0

@@ -20,6 +20,8 @@ class Event:
     Args:
         function: (t, x, theta) -> (batch,), as the dynamics receive them. An event is a change of its sign. Signs are
             compared in the middle and at the end of each step; two changes within one half go unnoticed (use max_dt).
+            It should be continuous: where it jumps, as an indicator does, the time of the event is only as exact as
+            dense output, and has no gradient.
             Where it is nan, a shorter step is tried; a sample that cannot avoid it fails with the status NOT_FINITE.
         terminal: Whether the event ends the sample, at its `max_count`-th occurrence. Default: True without a reset;
             with one, the sample goes on, unless max_count is given.

@@ -44,6 +44,10 @@ class EventWatch:
         self.ends = torch.zeros_like(problem.t0)
         # The length of the solve before, for events that ended it: the scale of the rounding of their times.
         self.since = torch.zeros_like(self.signs) if before is None else before.fired * before.ends.abs()[:, None]
+        self.lengths = torch.zeros_like(self.ends)  # of the step in which an event was found
+        # Signs behind the last event, 0 where unknown, and for how long values may still have the sign before it.
+        unknown = torch.zeros_like(self.signs), torch.zeros(batch, len(events), dtype=torch.float64, device=device)
+        self.known, self.unsure = unknown if before is None else before.signs_behind()
         functions = [it for event in events for it in (event.function, event.reset) if it is not None]
         held = [it for function in functions for it in held_by(function) if isinstance(it, Tensor)]
         self.holds_samples = any(batch in tensor.shape for tensor in held)  # a tensor may have one row per sample
@@ -104,7 +108,24 @@ class EventWatch:
         sizes = sizes + rates.abs() * self.since.to(sizes.dtype)
         rounding = 64 * torch.finfo(values.dtype).eps * sizes
         signs = torch.where(values.abs() > rounding, values.sign(), (rates * forward).sign())
+        signs = torch.where(self.known != 0, self.known.to(signs), signs)
         self.signs, self.last = signs.masked_fill(values.isnan(), torch.nan), values
+
+    def signs_behind(self) -> tuple[Tensor, Tensor]:
+        """The signs behind the events that ended the solve, 0 where a reset moves the sample, and how long to wait.
+
+        The event was found on dense output. Where the Newton step cannot remove its error, since the function jumps or
+        has no derivative, the solution meets the event a little later, within the length of a step.
+        """
+        resets = torch.tensor([event.reset is not None for event in self.events], device=self.fired.device)
+        known = self.fired & ~(self.fired & resets).any(1, keepdim=True)
+        return torch.where(known, -self.signs, 0.0), torch.where(known, self.lengths[:, None], 0.0)
+
+    def _settled(self, values: Tensor, time: Tensor, index: Any) -> tuple[Tensor, Tensor]:
+        """Values with the sign behind the last event, and which of them still have that before it."""
+        signs = self.signs[index].to(values)
+        late = (values.sign() == -signs) & (time.abs()[:, None] < self.unsure[index])
+        return torch.where(late, signs, values), late
 
     def review(
         self, attempt: Attempt, before: LoopState, inputs: AttemptInputs, result: AttemptResult, rows: Tensor | None
@@ -142,6 +163,7 @@ class EventWatch:
         end = torch.where(hit, t + torch.where(hit, first, 0.0) * h, t1)
         self.fired[index] |= together & hit[:, None]
         self.ends[index] = torch.where(hit, end, self.ends[index])
+        self.lengths[index] = torch.where(hit, h.abs(), self.lengths[index])
         back = before._replace(
             rejected=before.rejected + 1,  # the step is taken again
             alive=before.alive & (end != t),
@@ -162,6 +184,8 @@ class EventWatch:
         half = torch.full_like(result.t, 0.5)
         middle = self.values(*self._dense_at(half, theta, result), theta)
         end = self.values(self.system.clock(theta, result.t + result.h), result.state.z, theta)
+        middle, _ = self._settled(middle, result.t + half * result.h, index)
+        end, late = self._settled(end, result.t + result.h, index)
         signs, last = self.signs[index], self.last[index]
         in_first, after = self._crossed(signs, middle)
         in_second, after = self._crossed(after, end)
@@ -176,6 +200,7 @@ class EventWatch:
         first = first.masked_fill(watched & lost, torch.nan)
         moved = (watched & (first == torch.inf))[:, None]
         self.signs[index], self.last[index] = torch.where(moved, after, signs), torch.where(moved, end, last)
+        self.unsure[index] = torch.where(moved & ~late, 0.0, self.unsure[index])
         return first, places <= (first + 8 * torch.finfo(first.dtype).eps)[:, None]
 
     def _crossed(self, signs: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -247,7 +272,8 @@ class EventWatch:
                 " its time has no gradient; use an event function with a derivative, or torch.no_grad()"
             )
         value = self.values(t, z, theta).gather(1, first)[:, 0]
-        shift = torch.where(mask, -value / torch.where(mask & (rate != 0), rate, 1.0), 0.0).double()
+        steep = mask & (rate != 0)  # the others jump, as an indicator does, and stay where they are
+        shift = torch.where(steep, -value / torch.where(steep, rate, 1.0), 0.0).double()
         # Dense output is close: a longer way is a sign of an event function that bends sharply.
         small = shift.detach().abs() <= 0.01 * problem.span.detach().abs()
         shift = torch.where(small, shift, shift - shift.detach())
