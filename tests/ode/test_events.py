@@ -532,9 +532,21 @@ def test_an_empty_batch_has_records_without_rows():
     assert len(sol.events) == 2
     assert [tuple(it.shape) for it in (sol.events[0].counts, sol.events[0].ts, sol.events[0].xs)] == [
         (0,),
-        (0, 0),
-        (0, 0, 2),
+        (0, 1),
+        (0, 1, 2),
     ]
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_a_batch_without_events_has_records_of_nan_and_gradients_of_zero(gradient):
+    """So that training goes on where by chance no sample of a batch meets the event."""
+    x0 = double(1.0, 2.0).requires_grad_()
+    record = ncode.solve(decay, x0, 0.0, 0.1, events=Event(height), gradient=gradient).events[0]
+    assert record.ts[:, 0].isnan().all()
+    assert record.xs[:, 0].isnan().all()
+    assert record.counts.tolist() == [0, 0]
+    (record.ts.nansum() + record.xs.nansum()).backward()
+    close(x0.grad, torch.zeros_like(x0))
 
 
 @pytest.mark.parametrize("options", [{"jump_ts": [0.5]}, {"events": ncode.Event(lambda t, x, theta: x[:, 0] - 0.7)}])

@@ -234,8 +234,12 @@ class _Chain:
 
     def records(self) -> tuple[EventRecord, ...]:
         """What happened, event by event."""
+        # With an event of no sample, since a loss must have a backward even if no sample met an event.
+        x = self.final[: self.problem.system.states]
+        time = sum((leaf.real.double().reshape(len(leaf), -1).sum(1) for leaf in x), self.tau)
+        nobody = _Occurrence(torch.zeros_like(self.active), time, x)
         return tuple(
-            make_event_record(self.counts[:, i], self.terminated[:, i], occurrences, self.problem)
+            make_event_record(self.counts[:, i], self.terminated[:, i], occurrences or [nobody], self.problem)
             for i, occurrences in enumerate(self.occurrences)
         )
 
@@ -290,7 +294,7 @@ def make_event_record(
     counts: Tensor, ended: Tensor, occurrences: Sequence[_Occurrence], problem: Problem
 ) -> EventRecord:
     """The n-th occurrence of every sample side by side."""
-    most = int(counts.max()) if len(counts) else 0
+    most = max(int(counts.max()), 1) if len(counts) else 1
     ts = torch.full((len(counts), most), torch.nan, dtype=torch.float64, device=counts.device)
     xs = [x.new_full((len(counts), most, *x.shape[1:]), torch.nan) for x in problem.z0[: problem.system.states]]
     made = torch.zeros_like(counts)

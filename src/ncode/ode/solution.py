@@ -88,7 +88,7 @@ class DenseOutput:
 
 @dataclass(frozen=True)
 class EventRecord:
-    """The occurrences of one event, padded with nan to the largest number in one sample.
+    """The occurrences of one event, padded with nan to the largest number in one sample, at least one.
 
     `ts` and `xs` have gradients. `xs` is the state before a reset.
 
