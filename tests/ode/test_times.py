@@ -49,6 +49,16 @@ def test_times_that_single_precision_cannot_tell_apart_are_refused_where_dynamic
     assert ncode.solve(lambda t, x, theta: t[:, None] - x, x0.double(), t0, t0 + 1.0).ok.all()
 
 
+def test_rounded_times_are_refused_where_the_tolerance_asks_for_more():
+    x0, forced = torch.ones(2, 1), lambda t, x, theta: -x * (3 * t).cos()[:, None]
+    exact = math.exp((math.sin(3e4) - math.sin(3e4 + 3)) / 3)
+    with pytest.raises(InputError, match=r"at these tolerances.*loosen rtol"):
+        ncode.solve(forced, x0, 1e4, 1e4 + 1.0, rtol=1e-6, atol=1e-6)
+    assert abs(float(ncode.solve(forced, x0, 1e4, 1e4 + 1.0).x[0]) - exact) < 1e-2
+    assert ncode.solve(forced, x0, 100.0, 101.0, rtol=1e-7, atol=1e-9).ok.all()
+    assert ncode.solve(decay, x0, 1e4, 1e4 + 1.0, rtol=1e-6, atol=1e-6).ok.all()
+
+
 def test_times_that_cannot_be_told_apart_are_refused_where_events_use_them():
     x0, event = double(1.0, 2.0), ncode.Event(lambda t, x, theta: t - 1e15 - 0.3)
     with pytest.raises(InputError, match="let time start at 0"):

@@ -31,6 +31,8 @@ from .step import fixed_steps
 from .system import Control, Cost, Dynamics, Feedback, State, System
 from .tolerance import Tolerance, make_tolerance
 
+_COARSEST_TIME = 0.01  # largest rounding of times for any tolerance, relative to the interval
+
 
 class SampleInputs(NamedTuple):
     """Inputs of which every sample has a row of its own (or their gradients, None where not needed)."""
@@ -118,13 +120,26 @@ class Problem:
             spans = (spans if self.whole_span is None else self.whole_span).detach().abs()
             worst = int(torch.where(spans == 0, 0.0, ends / spans).argmax())
             latest, span = float(ends[worst]), float(spans[worst])
-        rounding = torch.finfo(self.system.dtype).eps * latest
-        if span and rounding > 0.01 * span:
+        rounding, coarsest = torch.finfo(self.system.dtype).eps * latest, self._coarsest_time
+        if span and rounding > coarsest * span:
+            tight = coarsest < _COARSEST_TIME
             raise InputError(
                 f"times near {latest:.6g} are rounded by about {rounding:.2g} in {self.system.dtype}, too much for an"
-                f" interval of length {span:.3g}, and the dynamics use t: let time start at 0, or"
-                " solve in float64 (x0.double())"
+                f" interval of length {span:.3g}{' at these tolerances' if tight else ''}, and the dynamics use t:"
+                f" let time start at 0,{' loosen rtol,' if tight else ''} or solve in float64 (x0.double())"
             )
+
+    @property
+    def _coarsest_time(self) -> float:
+        """How far the times that the dynamics see may be rounded, relative to the interval.
+
+        Dynamics are constant between two neighbouring times. Steps at a tight tolerance would resolve these jumps, and
+        the result would still be off by far more than the tolerance.
+        """
+        rtol, atol = self.options.rtol, self.options.atol
+        if self.options.dt is not None or not (isinstance(rtol, float) and isinstance(atol, float)):
+            return _COARSEST_TIME
+        return min(30 * max(rtol, atol, 10 * torch.finfo(self.system.dtype).eps), _COARSEST_TIME)
 
     def check_values(self) -> None:
         """Refuse a state or control that is not finite."""
