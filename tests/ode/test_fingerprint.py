@@ -1,5 +1,6 @@
 """A compiled solve follows everything that its dynamics read, as an eager one does."""
 
+import sys
 import types
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 import ncode
+from ncode import InputError
 from ncode.ode.backends import inductor
 from ncode.ode.held_values import held_by, survey
 
@@ -148,3 +150,90 @@ def test_objects_that_hold_one_another_come_to_an_end():
 
     assert any(value is first.net.weight for value in held_by(function))
     assert fingerprint([function]) == fingerprint([function])
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """A module of the user's, with a number, a list and a function that reads a global of the module."""
+    module = types.ModuleType("settings_of_a_user")
+    module.rate, module.rates, module.unrelated = 1.0, [1.0], 0
+    exec("factor = 1.0\ndef scaled(x):\n    return factor * x", vars(module))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module
+
+
+def reads_a_module(settings):
+    return lambda t, x, theta: -settings.rate * settings.rates[0] * settings.scaled(x)
+
+
+def imports_a_module(settings):
+    def dynamics(t, x, theta):
+        import settings_of_a_user  # pyright: ignore[reportMissingImports]
+
+        return -settings_of_a_user.rate * settings_of_a_user.rates[0] * settings_of_a_user.scaled(x)
+
+    return dynamics
+
+
+def has_a_module(settings):
+    class Reads:
+        source = functions = None
+
+        def __call__(self, t, x, theta):
+            return -self.source.rate * self.functions[0][0] * self.functions[1](x)
+
+    reads = Reads()
+    reads.source, reads.functions = settings, (settings.rates, settings.scaled)
+    return reads
+
+
+@pytest.mark.parametrize("make", [reads_a_module, imports_a_module, has_a_module])
+@pytest.mark.parametrize("change", ["rate", "rates", "factor"])
+def test_numbers_in_a_module_of_the_user_are_followed(settings, make, change):
+    dynamics, x0 = make(settings), torch.ones(2, 1, dtype=DOUBLE)
+
+    def end(compile):
+        return ncode.solve(dynamics, x0, 0.0, 1.0, compile=compile).x
+
+    close(end(True), end(False))
+    before = fingerprint([dynamics])
+    setattr(settings, change, [5.0] if change == "rates" else 5.0)
+    if make is not has_a_module or change != "rates":  # it holds the old list
+        assert fingerprint([dynamics]) != before
+    close(end(True), end(False))
+
+
+def test_what_a_function_does_not_name_in_a_module_does_not_count(settings):
+    dynamics = reads_a_module(settings)
+    before = fingerprint([dynamics])
+    settings.unrelated = 1
+    assert fingerprint([dynamics]) == before
+
+
+class Link:
+    def __init__(self, after):
+        self.after, self.rate = after, 1.0
+
+
+def test_numbers_far_away_are_followed():
+    long, last = [0.0] * 5000, Link(None)
+    chain = last
+    for _ in range(3000):
+        chain = Link(chain)
+
+    def dynamics(t, x, theta):
+        return -long[4000] * x + chain.rate * x
+
+    before = fingerprint([dynamics])
+    assert fingerprint([dynamics]) == before
+    long[4000] = 1.0
+    after = fingerprint([dynamics])
+    assert after != before
+    last.rate = 2.0
+    assert fingerprint([dynamics]) != after
+
+
+def test_dynamics_that_lead_to_too_much_are_not_compiled():
+    lot = [Link(None) for _ in range(30_000)]
+    with pytest.raises(InputError, match="more than 20000 objects, by way of a value of type list"):
+        ncode.solve(lambda t, x, theta: -lot[0].rate * x, torch.ones(2, 1), 0.0, 1.0, compile=True)

@@ -9,16 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import marshal
 import sys
 import types
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-_MOST = 1000  # a longer list is data; and values that are followed
+from ..errors import InputError
+
+_MOST_NEAR = 1000  # values that `held_by` follows; a longer container is data to it
+_MOST_SURVEYED = 20_000
 _CONTAINERS = (tuple, list, dict, set, frozenset, deque)
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _MODULE_STATE = frozenset(vars(nn.Module())) - {"training"}  # parameters, buffers and submodules come by name
@@ -28,8 +32,13 @@ _LIBRARIES = frozenset({"ncode", "torch", "numpy", "jaxtyping", "beartype", "pyt
 
 def held_by(function: Any) -> Iterator[Any]:
     """The function and every value that it can read, the nearest first; at most about a thousand."""
-    queue, seen = deque([function]), set()
-    while queue and len(seen) < _MOST:
+    return _follow(function, _MOST_NEAR)
+
+
+def _follow(start: Any, most: int) -> Iterator[Any]:
+    queue: deque[Any] = deque([start])
+    seen: set[int] = set()
+    while queue and len(seen) < most:
         value = queue.popleft()
         if id(value) in seen or isinstance(value, _VALUES):
             continue
@@ -43,32 +52,53 @@ class Survey(NamedTuple):
 
     fingerprint: Hashable
     tensors: tuple[Tensor, ...]
-    whole: bool  # whether everything was followed, or only the nearest values
 
 
 def survey(functions: Sequence[Any]) -> Survey:
     """Follow everything that functions hold: a fresh lambda with equal values has an equal fingerprint."""
-    seen: dict[int, int] = {}
-    tensors: list[Tensor] = []
-    found = tuple(_fingerprint(function, seen, tensors) for function in functions)
-    return Survey(found, tuple(tensors), len(seen) < _MOST)
+    numbers: dict[int, int] = {}
+    values: list[Any] = []  # everything that was met, and held until the end, so that ids stay unique
+
+    def refer(value: Any) -> Hashable:
+        if isinstance(value, _VALUES):  # by repr, since nan is not equal to itself
+            return type(value), repr(value) if isinstance(value, (float, complex)) else value
+        number = numbers.setdefault(id(value), len(values))
+        if number == len(values):
+            values.append(value)
+        return number
+
+    found: list[Hashable] = [tuple(map(refer, functions))]
+    for value in values:  # grows on the way
+        found.append(_describe(value, refer))
+        if len(values) > _MOST_SURVEYED:
+            raise InputError(
+                f"compiled dynamics are watched for changes of what they can read, and these lead to more than"
+                f" {_MOST_SURVEYED} objects, by way of {_largest(functions)}: give solve a function or module that"
+                " holds only what it uses, keep data in tensors, or use compile=False"
+            )
+    return Survey(tuple(found), tuple(value for value in values if isinstance(value, Tensor)))
 
 
-def _fingerprint(value: Any, seen: dict[int, int], tensors: list[Tensor]) -> Hashable:
-    if isinstance(value, _VALUES):
-        return type(value), repr(value) if isinstance(value, (float, complex)) else value  # nan is not equal to itself
-    if id(value) in seen:
-        return "again", seen[id(value)]
-    seen[id(value)] = len(seen)
+def _describe(value: Any, refer: Callable[[Any], Hashable]) -> Hashable:
+    """What a value is, apart from the contents of a tensor, and which values it leads to."""
     if isinstance(value, Tensor):
-        tensors.append(value)
         return "tensor", value.requires_grad  # an argument of the graph: its shape is part of the key
     kind: Hashable = value.__code__ if isinstance(value, types.FunctionType) else type(value)
-    held = children(value) if len(seen) < _MOST else []
-    known = isinstance(value, (nn.Module, types.FunctionType, *_CONTAINERS)) and len(seen) < _MOST
-    if not held and not known:
-        return kind, id(value)
-    return kind, tuple((name, _fingerprint(child, seen, tensors)) for name, child in held)
+    held = children(value)
+    if isinstance(value, _CONTAINERS) and len(value) > _MOST_NEAR:
+        with contextlib.suppress(ValueError):  # not only numbers and strings
+            return kind, hash(marshal.dumps(value, 2))  # later versions write equal contents differently
+        held = _elements(value)
+    if not held and not isinstance(value, (nn.Module, types.FunctionType, *_CONTAINERS)):
+        return kind, "id", id(value)
+    return kind, tuple((refer(name), refer(child)) for name, child in held)
+
+
+def _largest(functions: Sequence[Any]) -> str:
+    """The type of what leads to most values, of those that the functions hold themselves."""
+    direct = [child for function in functions for _, child in children(function) if not isinstance(child, _VALUES)]
+    counts = [sum(1 for _ in _follow(value, _MOST_SURVEYED)) for value in direct]
+    return f"a value of type {type(direct[counts.index(max(counts))]).__name__}" if direct else "the function itself"
 
 
 def children(value: Any) -> list[tuple[Any, Any]]:
@@ -81,20 +111,25 @@ def children(value: Any) -> list[tuple[Any, Any]]:
         return [("self", value.__self__), ("function", value.__func__)]
     if isinstance(value, functools.partial):
         return [("function", value.func), *enumerate(value.args), *value.keywords.items()]
-    if isinstance(value, dict):
-        return list(value.items()) if len(value) <= _MOST else [("length", len(value))]
     if isinstance(value, _CONTAINERS):
-        return list(enumerate(value)) if len(value) <= _MOST else [("length", len(value))]
+        return _elements(value) if len(value) <= _MOST_NEAR else []
     if isinstance(value, type):
         return _of_class(value)
+    if isinstance(value, types.ModuleType):
+        plain = (Tensor, *_VALUES)
+        return [(name, it) for name, it in vars(value).items() if isinstance(it, plain) and not name.startswith("__")]
     return _of_object(value)
 
 
+def _elements(container: Any) -> list[tuple[Any, Any]]:
+    return list(container.items() if isinstance(container, dict) else enumerate(container))
+
+
 def _is_foreign(value: Any) -> bool:
-    """Whether a value leads to nothing of the user's: modules, and the classes of libraries."""
-    if isinstance(value, type):
-        return _is_library(value.__module__)
-    return isinstance(value, (types.ModuleType, types.BuiltinFunctionType, types.CodeType, types.GeneratorType))
+    """Whether a value leads to nothing of the user's, as the classes and modules of libraries."""
+    if isinstance(value, (type, types.ModuleType)):
+        return _is_library(value.__module__ if isinstance(value, type) else value.__name__)
+    return isinstance(value, (types.BuiltinFunctionType, types.CodeType, types.GeneratorType))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -109,10 +144,26 @@ def _of_function(function: types.FunctionType) -> list[tuple[Any, Any]]:
             found.append((name, cell.cell_contents))
     found += enumerate(function.__defaults__ or ())
     found += (function.__kwdefaults__ or {}).items()
-    if _is_library(function.__module__):
-        return found
-    space = function.__globals__
-    return found + [(name, space[name]) for name in _names(function.__code__) if name in space]
+    names = _names(function.__code__)
+    if not _is_library(function.__module__):
+        # A name that is no global may be a module that the function imports itself.
+        for space in (function.__globals__, sys.modules):
+            found += [(name, space[name]) for name in names if name in space]
+    visited: set[int] = set()
+    return [it for name, value in found for it in _through_modules(name, value, names, visited)]
+
+
+def _through_modules(
+    path: Hashable, value: Any, names: Sequence[str], visited: set[int]
+) -> Iterator[tuple[Hashable, Any]]:
+    """A value; in place of a module of the user's, those of its attributes that the code names."""
+    if not isinstance(value, types.ModuleType):
+        yield path, value
+    elif not _is_library(value.__name__) and id(value) not in visited:
+        visited.add(id(value))
+        for name in names:
+            if name in vars(value):
+                yield from _through_modules((path, name), vars(value)[name], names, visited)
 
 
 @functools.lru_cache(maxsize=4096)

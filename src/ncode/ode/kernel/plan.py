@@ -97,7 +97,7 @@ def recall_captures(problem: Problem, train: bool) -> Captures | None:
 
     Functions whose fingerprints are equal use the tensors at the same places, and none that were not found before.
     """
-    if problem.span.requires_grad:  # needs the slope at t0
+    if problem.span.requires_grad or problem.has_events:  # which need the slope at t0
         return None
     found = _recalled.get(_recall_key(problem, train))
     if found is None:
@@ -113,7 +113,7 @@ def remember_captures(problem: Problem, captures: Captures, train: bool) -> None
     """Keep captures for `recall_captures`, if all of them are held by the functions."""
     survey = survey_system(problem.system)
     places = {id(tensor): i for i, tensor in enumerate(survey.tensors)}
-    if not survey.whole or any(id(it) not in places for it in captures.outside):
+    if any(id(it) not in places for it in captures.outside):
         return
     trained, others, outside = (tuple(places[id(it)] for it in part) for part in captures[1:4])
     key = _recall_key(problem, train)
@@ -180,6 +180,8 @@ def _not_in_kernels(problem: Problem) -> str | None:
         return f"save_at is given, and {options.tableau.name} has no dense output in kernels"
     if problem.ts is not None and isinstance(options.tableau, Tableau) and options.tableau.extra_c:
         return f"save_at is given, and dense output of {options.tableau.name} takes further stages"
+    if problem.has_events:
+        return "events are given"
     if problem.dense:
         return "dense output is asked for"
     if problem.callback is not None:
