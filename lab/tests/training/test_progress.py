@@ -48,8 +48,10 @@ def test_on_a_terminal_there_is_a_live_bar(tmp_path, monkeypatch):
         assert word in stream.getvalue()
 
 
-def test_what_the_library_logs_while_it_compiles_is_printed_during_a_fit():
+@pytest.mark.parametrize("disabled", [False, True])
+def test_what_the_library_logs_while_it_compiles_is_printed_during_a_fit(disabled):
     stream, log = io.StringIO(), logging.getLogger("ncode")
+    log.disabled = disabled  # as logging.config.dictConfig does where other packages call it
     level, progress = log.level, Progress(stream=stream)
     progress.start("tiny", steps=2)
     log.info("still compiling a step")

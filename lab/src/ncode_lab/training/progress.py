@@ -76,6 +76,7 @@ class Progress:
         if self._informs:
             _LOG.addHandler(self._handler)
             _LOG.setLevel(logging.INFO)
+            _LOG.disabled = False  # as dictConfig of another package may leave it
         if self._informs and self.stream.isatty():
             self._bar = _make_bar(self.stream)
             self._task = self._bar.add_task(title, total=steps, completed=done, values="")
