@@ -250,3 +250,32 @@ def test_dense_output_of_a_tuple_and_its_refusals():
         dense(1.5)
     with pytest.raises(ncode.InputError, match="adaptive steps; given"):
         ours.odeint_dense(lambda t, y: y, y0[0], 0.0, 1.0, method="rk4")
+
+
+def test_odeint_dense_evaluates_again_in_backward_if_asked_to():
+    evaluations, scale = [0], torch.ones(2, requires_grad=True)
+
+    def field(t, y):
+        evaluations[0] += 1
+        return -scale * y
+
+    dense = ours.odeint_dense(field, torch.ones(2), 0.0, 1.0, options={"gradient": "discrete"})
+    forward = evaluations[0]
+    dense(torch.tensor([0.3, 0.5])).sum().backward()
+    assert evaluations[0] > forward
+    assert bool((scale.grad < 0).all())
+
+
+def test_odeint_dense_takes_a_number_or_a_vector_of_times():
+    dense = ours.odeint_dense(lambda t, y: -y, torch.ones(2), 0.0, 1.0)
+    assert dense(torch.empty(0)).shape == (0, 2)
+    with pytest.raises(ncode.InputError, match=r"a number or a tensor \(T,\); given shape \(2, 3\)"):
+        dense(torch.rand(2, 3))
+
+
+def test_the_gradient_option_of_odeint_is_refused_for_the_adjoint():
+    for name in ("options", "adjoint_options"):
+        with pytest.raises(ncode.InputError, match=f'{name}.*"gradient".*is for odeint'):
+            ours.odeint_adjoint(
+                lambda t, y: -y, torch.ones(2), torch.tensor([0.0, 1.0]), **{name: {"gradient": "discrete"}}
+            )

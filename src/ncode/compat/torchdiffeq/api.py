@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from ...errors import InputError
 from ...ode.api import outside_of_compilation
 from .adaptive import Adaptive
 from .adjoint import solve_with_adjoint
+from .arguments import check_mapping
 from .events import attach_time_gradient, crossing_function, forbid_double_backward, solve_until_event
 from .problem import make_problem
 from .states import Func, State, make_field, read_state
@@ -68,8 +67,6 @@ def odeint(
     """
     problem = make_problem(func, y0, t, rtol, atol, method, options)
     solver, field, layout = problem.solver, problem.field, problem.layout
-    if problem.options.get("gradient") == "discrete":
-        field = partial(checkpoint, field, use_reentrant=False)
     if event_fn is None:
         return layout.rows(solver.solve(field, problem.y0, problem.t))
     when, states = solve_until_event(solver, field, problem.y0, problem.t, event_fn, layout)
@@ -117,8 +114,9 @@ def odeint_adjoint(
             f"adjoint_method={adjoint_method!r} differs from method={method!r}, so that adjoint_options cannot be those"
             " of options: pass adjoint_options too"
         )
-    if options is not None and "gradient" in options:
-        raise InputError('options["gradient"] is for odeint: odeint_adjoint has the adjoint gradient')
+    for name, given in (("options", options), ("adjoint_options", adjoint_options)):
+        if "gradient" in check_mapping(name, given):
+            raise InputError(f'{name}["gradient"] is for odeint: odeint_adjoint has the adjoint gradient')
     problem = make_problem(func, y0, t, rtol, atol, method, options)
     *when, states = solve_with_adjoint(
         problem, event_fn, adjoint_rtol, adjoint_atol, adjoint_method, adjoint_options, adjoint_params
@@ -211,10 +209,12 @@ def odeint_dense(
 
     def evaluate(t: Any) -> Any:
         given = torch.as_tensor(t, dtype=torch.float64).detach().cpu()
+        if given.dim() > 1:
+            raise InputError(f"t must be a number or a tensor (T,); given shape {tuple(given.shape)}")
         if not bool((min(begin, end) <= given).all() & (given <= max(begin, end)).all()):
             raise InputError(f"the solution reaches from {begin:.6g} to {end:.6g}; given t = {given.tolist()}"[:300])
         at = [loop.values(steps[bisect_left(ends, loop.sign * time)], [time]) for time in given.reshape(-1).tolist()]
-        states = problem.layout.rows(torch.cat(at))
+        states = problem.layout.rows(torch.cat(at) if at else problem.y0[None][:0])
         if given.dim():
             return states
         return states[0] if problem.layout.shapes is None else tuple(leaf[0] for leaf in states)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from ...errors import check_function
 from .adaptive import Adaptive
@@ -42,6 +44,8 @@ def make_problem(func: Func, y0: Any, t: Any, rtol: Any, atol: Any, method: Any,
     rtol, atol = read_tolerance("rtol", rtol, layout, y), read_tolerance("atol", atol, layout, y)
     one_stage = method == "euler" and read.get("interp") != "cubic"
     t, field = check_times(t, y.device), make_field(func, layout, one_stage)
+    if read.get("gradient") == "discrete":
+        field = partial(checkpoint, field, use_reentrant=False)
     solver = make_solver(func, method, rtol, atol, read, layout)
     return Problem(func, field, layout, y, t, rtol, atol, method, read, solver)
 
