@@ -314,7 +314,7 @@ def _joined(problem: Problem) -> State:
     held = [it for function in system.functions for it in held_by(function)]
     joined = [*problem.theta, *(it for it in held if isinstance(it, Tensor) and it.is_leaf)]
     parts = [it.flatten()[:0].abs().sum().to(problem.t0.device) for it in joined if it.requires_grad]
-    return tuple(sum(parts, leaf) for leaf in problem.z0)
+    return tuple(sum(parts, leaf.clone()) for leaf in problem.z0)
 
 
 def _empty(problem: Problem, theta: Control, events: Sequence[Event]) -> Solution:
@@ -324,7 +324,8 @@ def _empty(problem: Problem, theta: Control, events: Sequence[Event]) -> Solutio
     if problem.ts is not None:
         count, shown = problem.ts.shape[1], z[: problem.system.shown]
         saved = tuple(leaf[:, None].expand(-1, count, *leaf.shape[1:]) for leaf in shown)
-    outputs = Outputs(z, saved)
-    solved = Solved(outputs, Stats(none, none, none), none, problem.span.detach(), None, 0)
+    outputs, reached = Outputs(z, saved), problem.span.detach()
+    steps = reached.new_zeros(0, 1) if problem.save_steps else None
+    solved = Solved(outputs, Stats(none, none, none), none, reached, None, 0, steps)
     records = tuple(make_event_record(none, none.bool(), [], problem) for _ in events)
     return _make_solution(problem, theta, solved, records)

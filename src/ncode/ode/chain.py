@@ -23,7 +23,8 @@ from .problem import Problem
 from .record import join_tables, mask_like
 from .solution import EventRecord, Stats
 from .solver import Solved, solve_problem
-from .system import Slope, State, System, map_tensors, where
+from .step import evaluate_dense
+from .system import Slope, State, System, expand_like, finite_samples, map_tensors, where
 from .watch import EventWatch
 
 
@@ -72,7 +73,13 @@ class _Chain:
         system = replace(problem.system, shifted=True)
         theta = problem.theta if problem.system.shifted else (*problem.theta, problem.t0)
         self.problem = replace(
-            problem, system=system, theta=theta, interval=None, whole_span=problem.span, together=False
+            problem,
+            system=system,
+            theta=theta,
+            interval=None,
+            whole_span=problem.span,
+            together=False,
+            has_events=True,
         )
         self.events = events
         self.checked: set[int] = set()  # ids of events whose reset is known to keep samples apart
@@ -147,21 +154,45 @@ class _Chain:
             begins, ends = (times + self.tau[:, None] for times in solved.times)
             self.dense.append((begins, ends, solved.outputs.states, solved.outputs.powers))
 
-    def _save_between(self, mask: Tensor, end: Tensor, event: Tensor, z: State) -> None:
-        """Fill in saved times between the end of a solve and its event, which the Newton step may have moved later."""
+    def _save_between(self, mask: Tensor, end: Tensor, event: Tensor, z: State, at_event: State) -> None:
+        """Fill in what lies between the end of a solve and its event, which the Newton step may have moved later.
+
+        There the state is linear in time, as the Newton step is.
+        """
         sign = self.problem.span.detach().sign()
-        self.covered = torch.where(mask, torch.maximum(end * sign, event * sign) * sign, self.covered)
-        if self.dense:
-            begins, ends, states, powers = self.dense[-1]
-            last = mask[:, None] & (ends == end[:, None])
-            # Only the value changes: the step still moves with the event before.
-            later = torch.where(last, self.covered[:, None] - ends.detach(), 0.0)
-            self.dense[-1] = begins, ends + later, states, powers
+        until, now = end.detach(), event.detach()
+        self.covered = torch.where(mask, torch.maximum(until * sign, now * sign) * sign, self.covered)
+        if self.steps:
+            last = mask[:, None] & (self.steps[-1] == until[:, None])
+            self.steps[-1] = torch.where(last, now[:, None], self.steps[-1])
+        later = mask & ((now - until) * sign > 0)
+        moves = [torch.where(m, b - a, 0) for m, a, b in zip(expand_like(later, z), z, at_event, strict=True)]
         if self.problem.ts is not None:
-            ts = self.problem.ts.detach() * sign[:, None]
-            between = mask[:, None] & (ts > (end * sign)[:, None]) & (ts <= (event * sign)[:, None])
-            self.saved = _filled(self.saved, between, [leaf[:, None] for leaf in z[: len(self.saved)]])
-            self.controls = _filled(self.controls, between, [leaf[:, None] for leaf in self.control])
+            self._save_line(later, end, event, z, moves)
+        if self.dense:
+            self._add_dense_line(torch.where(later, end, event), event, z, moves)
+
+    def _save_line(self, mask: Tensor, begin: Tensor, end: Tensor, z: State, moves: Sequence[Tensor]) -> None:
+        """Fill in the saved times on a line of states, from z to z + moves."""
+        ts, sign = self.problem.ts, self.problem.span.detach().sign()[:, None]
+        assert ts is not None
+        at = ts.detach() * sign
+        between = mask[:, None] & (at > begin.detach()[:, None] * sign) & (at <= end.detach()[:, None] * sign)
+        part = (ts - begin[:, None]) / torch.where(mask, end - begin, 1.0)[:, None]
+        part = torch.where(between, part, 0.0)
+        line = evaluate_dense(z[: self.problem.system.shown], [move[:, None] for move in moves], part)
+        self.saved = _filled(self.saved, between, line)
+        self.controls = _filled(self.controls, between, [leaf[:, None] for leaf in self.control])
+
+    def _add_dense_line(self, begin: Tensor, end: Tensor, z: State, moves: Sequence[Tensor]) -> None:
+        """Add a step to dense output in which the state is linear, from z to z + moves."""
+        _, _, states, powers = self.dense[-1]
+        higher = [
+            it.new_zeros(len(move), it.shape[2] - 1, *move.shape[1:]) for it, move in zip(powers, moves, strict=False)
+        ]
+        linear = [torch.cat([move[:, None], rest], 1)[None] for move, rest in zip(moves, higher, strict=False)]
+        shown = tuple(leaf[None] for leaf in z[: len(states)])
+        self.dense.append((begin[:, None], end[:, None], shown, tuple(linear)))
 
     def _apply_events(
         self, watch: EventWatch, part: Problem, mask: Tensor, tau: Tensor, z: State
@@ -172,16 +203,15 @@ class _Chain:
         seen = where(mask, z, [leaf.detach() for leaf in where(mask, z, self.problem.z0)])
         shift, moves = watch.correct(part, seen, mask)
         self.corrections = self.corrections + mask.int()
-        t0 = self.problem.t0
         tau = torch.where(mask, self.tau + watch.ends + shift, tau)
-        self._save_between(mask, self.tau.detach() + watch.ends, tau.detach(), z)
-        z = where(mask, tuple(a + b for a, b in zip(seen, moves, strict=True)), z)
-        at_event, z_before = z, z
+        at_event = where(mask, tuple(a + b for a, b in zip(seen, moves, strict=True)), z)
+        self._save_between(mask, self.tau + watch.ends, tau, seen, at_event)
+        after, control = at_event, self.control
         ended = torch.zeros_like(mask)
         for i, event in enumerate(self.events):
             here = watch.fired[:, i] & mask
             self.counts[:, i] += here.int()
-            self.occurrences[i].append(_Occurrence(here, t0 + tau, z_before[: self.problem.system.states]))
+            self.occurrences[i].append(_Occurrence(here, self.problem.t0 + tau, at_event[: self.problem.system.states]))
             full = here & (self.counts[:, i] >= event.limit)
             if event.terminal:
                 ended = ended | full
@@ -190,11 +220,16 @@ class _Chain:
                 over = here & (self.counts[:, i] > event.limit)
                 self.codes = torch.where(over, Status.MAX_EVENTS, self.codes).to(torch.int32)
             if event.reset is not None:
-                at_event = self._reset(event, here & ~ended, tau, at_event, part)
-        too_many = self.codes == Status.MAX_EVENTS
-        last = z if self.problem.keep_last else tuple(torch.full_like(leaf, torch.nan) for leaf in z)
-        self.final = where(too_many & mask, last, self.final)
-        return tau, where(ended, z_before, at_event), ended | too_many
+                after = self._reset(event, here & ~ended, tau, after, part)
+        usable = torch.stack([finite_samples(leaf) for leaf in (*after, *self.control)]).all(0)
+        self.codes = torch.where(mask & ~ended & ~usable, Status.NOT_FINITE, self.codes).to(torch.int32)
+        failed = mask & (self.codes != Status.OK)
+        # A sample that stays here has the state and control before all resets.
+        stays = ended | failed
+        self.control = where(stays, control, self.control)
+        last = at_event if self.problem.keep_last else tuple(torch.full_like(leaf, torch.nan) for leaf in z)
+        self.final = where(failed, last, self.final)
+        return tau, where(ended, at_event, after), stays
 
     def _reset(self, event: Event, mask: Tensor, tau: Tensor, z: State, part: Problem) -> State:
         """The state after a reset, for samples in the mask; a control that feedback does not drive may change too."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 
 from .api import solve
+from .events import check_events
 from .options import SolveOptions
 from .probe import probe
 from .problem import Problem, make_problem
@@ -59,9 +60,12 @@ def explain(*arguments: Any, **options: Any) -> Explanation:
         return Explanation(backend.name, {"kernel": reason, "inductor": reason})
     given_problem = {name: named[name] for name in _PROBLEM}
     problem = make_problem(named["dynamics"], named["x0"], named["t0"], named["t1"], chosen, **given_problem)
-    reason = "events are given" if named["events"] else _why_not_whole(problem)
+    problem = replace(problem, has_events=bool(check_events(named["events"] or ())))
+    if problem.batch == 0:
+        return Explanation(backend.name, {"kernel": "the batch is empty"})
+    reason = _why_not_whole(problem)
     if reason is not None:
-        return Explanation("inductor" if backend.name != "kernel" else "none", {"kernel": reason})
+        return Explanation(backend.name if backend.name != "kernel" else "none", {"kernel": reason})
     return Explanation("kernel", {"inductor": "a kernel takes the solve as a whole"})
 
 

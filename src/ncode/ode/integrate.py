@@ -16,7 +16,7 @@ from .backends import Backend
 from .independence import Positions
 from .record import Observer, Recorder, StepRecord
 from .step import first_step
-from .system import RightHandSide, State, map_tensors, take_rows
+from .system import RightHandSide, State, finite_samples, map_tensors, take_rows
 from .tolerance import Tolerance
 
 
@@ -62,7 +62,7 @@ class Start:
     def __call__(self, inputs: StartInputs) -> LoopStart:
         t0, t1, slope, z, theta, tolerance = inputs
         attempt, away = self.attempt, t0 != t1
-        finite = torch.stack([_finite(leaf) for leaf in slope]).all(0)
+        finite = torch.stack([finite_samples(leaf) for leaf in slope]).all(0)
         alive = away & finite
         if self.dt is None:
             assert tolerance is not None
@@ -109,10 +109,6 @@ def start_loop(
     # With a fixed step size the system is not evaluated here, so that one compiled start serves all systems.
     found = backend.run(Start(attempt, dt), StartInputs(t0, t1, slope, (), ()), ())
     return found._replace(state=found.state._replace(z=z))
-
-
-def _finite(leaf: Tensor) -> Tensor:
-    return leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else leaf.isfinite()
 
 
 class Counts(NamedTuple):

@@ -68,6 +68,7 @@ class Problem:
     save_steps: bool = False  # whether the times of accepted steps are part of the result
     together: bool = False  # whether all samples have the same time in every evaluation
     checked: bool = False  # whether samples are known not to depend on each other
+    has_events: bool = False
 
     @cached_property
     def batch(self) -> int:

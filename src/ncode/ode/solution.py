@@ -67,12 +67,12 @@ class DenseOutput:
     def __call__(self, t: Tensor) -> State:
         """Values at t (batch, T): for each leaf (batch, T, ...)."""
         t = t - self.t0[:, None]
-        forward = (self.ends[:, -1] >= self.begins[:, 0])[:, None]
-        sign = torch.where(forward, 1.0, -1.0)
-        ends = (self.ends.detach() * sign).contiguous()
-        index = torch.searchsorted(ends, (t.detach() * sign).contiguous())
-        moved = torch.searchsorted(ends, (self.begins[:, :1].detach() * sign).contiguous(), right=True)
-        index = torch.maximum(index, moved).clamp_max(ends.shape[1] - 1)  # skip rejected attempts
+        sign = torch.where(self.ends[:, -1] >= self.begins[:, 0], 1.0, -1.0)[:, None]
+        begins, ends = ((it.detach() * sign).contiguous() for it in (self.begins, self.ends))
+        # The last step that begins before t; at t0 the first one that is not a rejected attempt.
+        index = torch.searchsorted(begins, (t.detach() * sign).contiguous()) - 1
+        first = torch.searchsorted(ends, begins[:, :1].contiguous(), right=True).clamp_max(ends.shape[1] - 1)
+        index = torch.maximum(index, first)
         begin, end = self.begins.gather(1, index), self.ends.gather(1, index)
         h = end - begin
         sigma = torch.where(h == 0, 0.0, (t - begin) / torch.where(h == 0, 1.0, h))

@@ -49,14 +49,14 @@ def solve_problem(problem: Problem, watch: EventWatch | None = None) -> Solved:
     _refuse_mapped((*problem.z0, *problem.theta))
     train = torch.is_grad_enabled() and problem.options.gradient != "autograd"
     with torch.set_grad_enabled(train), forward_mode_enabled(False):
-        recalled = problem.options.backend.recall(problem, train) if watch is None else None
+        recalled = problem.options.backend.recall(problem, train)
         captures = probe(problem, train=train) if recalled is None else recalled
     # Only a kept graph may hold the graph of the probe: captures live as long as the pullback.
     captures, evaluation = captures._replace(probe=None), captures.probe
     _refuse_mapped((*captures.trained, *captures.others))
     differentiated = differentiates(problem, captures)
     _check_gradient(problem, captures, differentiated)
-    whole = _solve_whole(problem, captures, train, differentiated) if watch is None else None
+    whole = _solve_whole(problem, captures, train, differentiated)
     if whole is not None:
         return whole
     return _solve_by_steps(problem, captures, evaluation, train, differentiated, watch)
@@ -112,7 +112,7 @@ def _solve_by_steps(
     """The solution by the loop, which takes one step per sample after another."""
     options = problem.options
     with torch.no_grad(), forward_mode_enabled(False):
-        if options.backend.checks_values:
+        if options.backend.checks_values and not problem.checked:
             problem.check_values()
         if not captures.slope:  # recalled from an earlier solve
             captures = probe(problem, train=train)._replace(probe=None)

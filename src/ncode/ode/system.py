@@ -332,6 +332,11 @@ def where(mask: Tensor, new: Sequence[Tensor], old: Sequence[Tensor]) -> State:
     return tuple(torch.where(m, a, b) for m, a, b in zip(expand_like(mask, old), new, old, strict=True))
 
 
+def finite_samples(leaf: Tensor) -> Tensor:
+    """Which samples of a leaf are finite, (batch,)."""
+    return leaf.isfinite().flatten(1).all(1) if leaf.dim() > 1 else leaf.isfinite()
+
+
 def first_rows(tensor: Tensor, size: int) -> Tensor:
     """The first rows; the tensor itself where these are all, since a view would cost its gradient a copy."""
     return tensor if size == tensor.shape[0] else tensor[:size]

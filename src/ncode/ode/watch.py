@@ -166,9 +166,11 @@ class EventWatch:
         self.lengths[index] = torch.where(hit, h.abs(), self.lengths[index])
         back = before._replace(
             rejected=before.rejected + 1,  # the step is taken again
+            spent=result.state.spent,
             alive=before.alive & (end != t),
         )
-        state = _replaced(_replaced(result.state, back, hit), attempt.reject(before, h, t1), undefined)
+        retried = attempt.reject(before._replace(spent=result.state.spent), h, t1)
+        state = _replaced(_replaced(result.state, back, hit), retried, undefined)
         counts = None if result.counts is None else attempt.count(state, end)
         stays = hit | undefined
         stayed = {"t_next": torch.where(stays, t, result.t_next), "h": torch.where(stays, 0.0, h)}
