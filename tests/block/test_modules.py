@@ -1,6 +1,7 @@
 """A block is a module like any other."""
 
 import copy
+import gc
 import io
 import pickle
 
@@ -150,6 +151,8 @@ def _work(rank, world, port, x, y, state, queue):
     if rank == 0:
         queue.put([p.grad.tolist() for p in block.parameters()])
     torch.distributed.barrier()
+    del parallel  # what holds the group; threads of gloo that outlive Python abort it
+    gc.collect()
     torch.distributed.destroy_process_group()
 
 

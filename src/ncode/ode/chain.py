@@ -180,7 +180,7 @@ class _Chain:
         between = mask[:, None] & (at > begin.detach()[:, None] * sign) & (at <= end.detach()[:, None] * sign)
         part = (ts - begin[:, None]) / torch.where(mask, end - begin, 1.0)[:, None]
         part = torch.where(between, part, 0.0)
-        line = evaluate_dense(z[: self.problem.system.shown], [move[:, None] for move in moves], part)
+        line = evaluate_dense(z[: self.problem.system.shown], tuple(move[:, None] for move in moves), part)
         self.saved = _filled(self.saved, between, line)
         self.controls = _filled(self.controls, between, [leaf[:, None] for leaf in self.control])
 

@@ -86,8 +86,9 @@ def _describe(value: Any, refer: Callable[[Any], Hashable]) -> Hashable:
     kind: Hashable = value.__code__ if isinstance(value, types.FunctionType) else type(value)
     held = children(value)
     if isinstance(value, _CONTAINERS) and len(value) > _MOST_NEAR:
+        contents: Any = value
         with contextlib.suppress(ValueError):  # not only numbers and strings
-            return kind, hash(marshal.dumps(value, 2))  # later versions write equal contents differently
+            return kind, hash(marshal.dumps(contents, 2))  # later versions write equal contents differently
         held = _elements(value)
     if not held and not isinstance(value, (nn.Module, types.FunctionType, *_CONTAINERS)):
         return kind, "id", id(value)
