@@ -32,7 +32,7 @@ def solve(gravity, height, restitution, **options):
 torch.manual_seed(0)
 numbers = torch.rand(3, 1000, dtype=torch.float64)
 gravity, height, restitution = 9 + numbers[0], 1 + numbers[1], 0.6 + 0.3 * numbers[2]
-measured = solve(gravity, height, restitution).events[0].ts[:, -1]
+sol = solve(gravity, height, restitution, dense=True)
 
 # %%
 # Newton's method for all balls at once, from a restitution of 0.5.
@@ -42,21 +42,19 @@ for _ in range(8):
     errors.append((guess - restitution).abs().detach())
     last = solve(gravity, height, guess).events[0].ts[:, -1]
     (slope,) = torch.autograd.grad(last.sum(), guess)
-    guess = (guess - (last - measured) / slope).detach().requires_grad_()
-errors = torch.stack(errors)
+    guess = (guess - (last - sol.events[0].ts[:, -1]) / slope).detach().requires_grad_()
 print(f"largest error of a restitution after {len(errors) - 1} iterations: {errors[-1].max():.1e}")
 
 # %%
 # Left: three of the balls; the dots are the times of the events. Right: all of them.
 
 times = torch.linspace(0, 4, 800, dtype=torch.float64)
-few = solve(gravity[:3], height[:3], restitution[:3], dense=True)
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.2), width_ratios=[3, 2], layout="constrained")
-for path, bounces, colour in zip(few(times), few.events[0].ts, ("#006ba4", "#c85200", "0.5"), strict=True):
+for path, bounces, colour in zip(sol(times)[:3], sol.events[0].ts[:3], ("#006ba4", "#c85200", "0.5"), strict=True):
     left.plot(times, path[:, 0], color=colour)
     left.plot(bounces, 0 * bounces, "o", color=colour, clip_on=False)
 left.set(xlim=(0, 4), ylim=(0, 2), xlabel="time", ylabel="height", title="five bounces each\n")
-right.semilogy(errors[:, :200].clamp_min(1e-17), color="#006ba4", linewidth=0.3, alpha=0.4)
-right.semilogy(errors.amax(1), "o-", color="black", markersize=4)
+right.semilogy(torch.stack(errors)[:, :200].clamp_min(1e-17), color="#006ba4", linewidth=0.3, alpha=0.4)
+right.semilogy([error.max() for error in errors], "o-", color="black", markersize=4)
 right.set(xlabel="iteration", title="error of the restitution\n(black: largest of all balls)")
 plt.show()

@@ -2,27 +2,21 @@
 ==============================================
 
 A flow moves a Gaussian onto the data, and since it is an ODE its density is known exactly. This one is trained by
-maximum likelihood on two circles. The radius is the control of the field, so one flow has a density for each radius:
-p(x | radius).
+maximum likelihood on two circles. The radius is the control of the field: one flow gives p(x | radius) for each radius.
 """
-
-import math
 
 import matplotlib.pyplot as plt
 import torch
 
 import ncode
 
-# %%
-# Points near a circle, whose radius is 0.7 or 2.
-
 torch.manual_seed(0)
-NOISE = 0.2
+NOISE = torch.distributions.Normal(0.0, 0.2)
 
 
-def circles(count):
+def circles(count):  # points near a circle, whose radius is 0.7 or 2
     angle, radius = 2 * torch.pi * torch.rand(count, 1), 0.7 + 1.3 * torch.randint(2, (count, 1))
-    return radius * torch.cat([angle.cos(), angle.sin()], 1) + NOISE * torch.randn(count, 2), radius
+    return radius * torch.cat([angle.cos(), angle.sin()], 1) + NOISE.sample((count, 2)), radius
 
 
 # %%
@@ -39,13 +33,12 @@ for step in range(steps):
     optimiser.param_groups[0]["lr"] = 0.02 * (1 - step / steps)
 
 # %%
-# For comparison: no density has a larger mean likelihood than minus the entropy of the data, which for a thin circle of
-# radius r with noise of deviation s is log(2 pi r) + log(s sqrt(2 pi e)).
+# For comparison: no density has a larger mean log-likelihood than minus the entropy of the data. The entropy of a thin
+# circle is about the logarithm of its length plus the entropy of the noise across it.
 
 new, radius = circles(1000)
-with torch.no_grad():
-    found = flow.log_prob(new, radius).mean().item()
-entropy = (2 * torch.pi * radius).log() + 0.5 * math.log(2 * math.pi * math.e * NOISE**2)
+found = flow.log_prob(new, radius).mean().item()
+entropy = (2 * torch.pi * radius).log() + NOISE.entropy()
 print(f"log-likelihood per new point {found:.3f}, at best about {-entropy.mean():.3f}")
 
 # %%

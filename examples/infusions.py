@@ -34,14 +34,12 @@ def solve(rate, starts, **options):
 
 
 rate = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
-starts = torch.tensor([[2.0, 6.0, 10.0]] * 3, dtype=torch.float64, requires_grad=True)
-optimiser = torch.optim.Adam([starts], lr=0.3)
-before = solve(rate, starts.detach(), dense=True)
-for step in range(40):
-    optimiser.zero_grad()
-    solve(rate, starts).cost.sum().backward()
-    optimiser.step()
-    optimiser.param_groups[0]["lr"] = 0.3 * (1 - step / 40)
+begun = torch.tensor([[2.0, 6.0, 10.0]] * 3, dtype=torch.float64)
+before = solve(rate, begun, dense=True)
+starts = begun.clone().requires_grad_()
+for _ in range(40):
+    (slope,) = torch.autograd.grad(solve(rate, starts).cost.sum(), starts)
+    starts = (starts - 7 * slope).detach().requires_grad_()
 after = solve(rate, starts.detach(), dense=True)
 for i in range(3):
     print(f"elimination {rate[i]:.1f} per hour: squared deviation {before.cost[i]:.2f} -> {after.cost[i]:.2f}")
@@ -51,17 +49,12 @@ for i in range(3):
 
 figure, panels = plt.subplots(1, 2, figsize=(7.5, 3.6), sharey=True, layout="constrained")
 times = torch.linspace(0, HOURS, 400, dtype=torch.float64)
-begun = torch.tensor([[2.0, 6.0, 10.0]] * 3)
-for panel, sol, given, title in zip(
-    panels, (before, after), (begun, starts.detach()), ("before", "after"), strict=True
-):
+for panel, title, sol, at in zip(panels, ("before", "after"), (before, after), (begun, starts.detach()), strict=True):
     for i, colour in enumerate(("#006ba4", "#c85200", "0.45")):
         panel.plot(times, sol(times)[i, :, 0], color=colour, label=f"elimination {rate[i]:.1f} per hour")
-        panel.hlines([-0.15 - 0.12 * i] * 3, given[i], given[i] + 1, color=colour, linewidth=5)
+        panel.hlines([-0.15 - 0.12 * i] * 3, at[i], at[i] + 1, color=colour, linewidth=5)
     panel.axhline(TARGET, color="black", linestyle=":", label="target")
     panel.set(title=f"{title}: mean squared deviation {sol.cost.mean():.2f}", xlabel="hours", xlim=(0, HOURS))
 panels[0].set_ylabel("concentration")
-figure.legend(
-    *panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False, fontsize="small"
-)
+figure.legend(handles=list(panel.lines), loc="outside lower center", ncols=4, frameon=False, fontsize="small")
 plt.show()

@@ -11,13 +11,10 @@ import torch
 
 import ncode
 
-# %%
-# The truth, for the data: angle and velocity of a damped pendulum.
-
 END, KNOTS = 6.0, torch.linspace(0, 6, 25)
 
 
-def pendulum(t, x, torque):
+def pendulum(t, x, torque):  # the truth, for the data
     angle, velocity = x.unbind(1)
     return torch.stack([velocity, torque[:, 0] - torch.sin(angle) - 0.3 * velocity], 1)
 
@@ -48,9 +45,8 @@ for step in range(steps):
 
 ts = torch.linspace(0, END, 200)
 torque = ncode.paths.hermite(1.5 * torch.sin(0.7 * ts**2)[None, :, None], ts)
-with torch.no_grad():
-    options = {"path": torque, "save_at": ts, "t1": END, "method": "dopri5", "dt": None}
-    true, found = (block.solve(torch.zeros(1, 2), **options).xs[0, :, 0] for block in (truth, model))
+options = {"path": torque, "save_at": ts, "t1": END, "method": "dopri5", "dt": None}
+true, found = (block.solve(torch.zeros(1, 2), **options).xs[0, :, 0].detach() for block in (truth, model))
 error = ((true - found).square().mean() / true.square().mean()).sqrt().item()
 print(f"error of the angle under the new torque: {error:.1%} of its size")
 

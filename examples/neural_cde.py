@@ -12,53 +12,42 @@ from torch import nn
 
 import ncode
 
-# %%
-# `hermite` makes paths through observations, and skips values that are nan. `time=True` adds time as a channel.
-
-torch.manual_seed(0)
-MOST = 24  # observations of a sample, at most
-
 
 def spirals(batch):
-    times, y = torch.rand(batch, MOST).add(0.2).cumsum(1) / (0.7 * MOST), torch.arange(batch) % 2
+    times, y = torch.rand(batch, 24).add(0.2).cumsum(1) / 17, torch.arange(batch) % 2
     angle = 2 * torch.pi * (torch.rand(batch, 1) + 1.5 * times * (2 * y - 1)[:, None])
     points = torch.stack([angle.cos(), angle.sin()], 2) / (1 + times)[..., None]
-    points += 0.05 * torch.randn_like(points)
     seen = torch.where(torch.rand_like(points) < 1 / 3, torch.nan, points)
-    seen[torch.arange(MOST) >= torch.randint(MOST // 2, MOST + 1, (batch, 1))] = torch.nan  # shorter samples
+    seen[torch.arange(24) >= torch.randint(12, 25, (batch, 1))] = torch.nan  # 12 to 24 observations
     return ncode.paths.hermite(seen, times, time=True), y, seen
 
 
 # %%
-# The block integrates f(z) dX/dt; the linear maps start the state z and read it out.
+# `hermite` makes a path X through the observations, skips values that are nan, and adds time as a channel. The block
+# integrates f(z) dX/dt along it; the linear maps start the state z and read it out.
 
+torch.manual_seed(0)
 field = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 8 * 3), nn.Tanh())
 block = ncode.NCODE(ncode.dynamics.CDE(field, channels=3), ncode.InputControl(derivative=True), rtol=1e-2)
 first, readout = nn.Linear(3, 8), nn.Linear(8, 1)
 optimiser = torch.optim.Adam([*block.parameters(), *first.parameters(), *readout.parameters()], lr=0.01)
-
-
-def solve(path, **options):
-    return block.solve(first(path.evaluate(path.start)), path=path, t0=path.start, t1=path.end, **options)
-
-
 for _ in range(40):
     path, y, _ = spirals(48)
-    loss = nn.functional.binary_cross_entropy_with_logits(readout(solve(path).x)[:, 0], y.float())
+    sol = block.solve(first(path.evaluate(path.start)), path=path, t0=path.start, t1=path.end)
+    loss = nn.functional.binary_cross_entropy_with_logits(readout(sol.x)[:, 0], y.float())
     optimiser.zero_grad()
     loss.backward()
     optimiser.step()
 
+# %%
+# New spirals. Left: paths, with dots where both coordinates were seen. Right: beliefs, until each series ends.
+
 path, y, seen = spirals(200)
 ts = path.start[:, None] + torch.linspace(0, 1, 60) * (path.end - path.start)[:, None]
-with torch.no_grad():
-    logits = readout(solve(path, save_at=ts).xs)[..., 0]
+sol = block.solve(first(path.evaluate(path.start)), path=path, t0=path.start, t1=path.end, save_at=ts)
+logits = readout(sol.xs)[..., 0].detach()
 accuracy = ((logits[:, -1] > 0) == (y > 0)).float().mean().item()
 print(f"{accuracy:.1%} of new spirals right at their end")
-
-# %%
-# Left: two paths; a dot needs both coordinates, so the path also follows values that are not shown. Right: the model's
-# belief over time, one line per spiral, which ends where its series ends.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.5, 3.4), width_ratios=[2, 3], layout="constrained")
 for kind, (name, colour) in enumerate((("clockwise", "#c85200"), ("anticlockwise", "#006ba4"))):

@@ -6,8 +6,6 @@ is a dict, a tolerance and saved times per sample, a limit on the step size, a c
 the steps, and what becomes of a sample that fails.
 """
 
-import math
-
 import matplotlib.pyplot as plt
 import torch
 
@@ -18,7 +16,9 @@ import ncode
 
 END = 120.0
 RTOL = torch.tensor([[1e-3], [1e-6], [1e-9]], dtype=torch.float64)
-MEASURED = torch.tensor([[20.0, 65.0, 100.0], [65.0, 75.0, math.nan], [10.0, math.nan, math.nan]], dtype=torch.float64)
+MEASURED = torch.tensor(
+    [[20.0, 65.0, 100.0], [65.0, 75.0, torch.nan], [10.0, torch.nan, torch.nan]], dtype=torch.float64
+)
 
 
 def neuron(t, x, theta):
@@ -31,22 +31,13 @@ def neuron(t, x, theta):
 # `max_dt` keeps long steps from jumping over the pulse. The third neuron, with the tightest tolerance, runs out of
 # steps: `throw=False` reports it instead of raising an error, and `keep_last=True` keeps its last state.
 
+x0 = {"voltage": torch.ones(3, 1, dtype=torch.float64), "recovery": torch.zeros(3, 1, dtype=torch.float64)}
 attempts = []
+accuracy = {"rtol": RTOL, "atol": 1e-3 * RTOL, "max_dt": 1.0}
+failure = {"max_steps": 600, "throw": False, "keep_last": True}
+output = {"save_at": MEASURED, "dense": True, "save_steps": True}
 sol = ncode.solve(
-    neuron,
-    x0={name: torch.full((3, 1), at, dtype=torch.float64) for name, at in (("voltage", 1.0), ("recovery", 0.0))},
-    t0=0.0,
-    t1=END,
-    rtol=RTOL,
-    atol=1e-3 * RTOL,
-    max_dt=1.0,
-    max_steps=600,
-    throw=False,
-    keep_last=True,
-    save_at=MEASURED,
-    dense=True,
-    save_steps=True,
-    callback=lambda t, x, accepted: attempts.append(t),
+    neuron, x0, 0.0, END, **accuracy, **failure, **output, callback=lambda t, x, accepted: attempts.append(t)
 )
 print(f"{len(attempts)} calls of the callback")
 for i in range(3):

@@ -12,6 +12,17 @@ plt = pytest.importorskip("matplotlib.pyplot")
 EXAMPLES = Path(__file__).parents[1] / "examples"
 GALLERY = runpy.run_path(str(EXAMPLES / "save_pictures.py"))["gallery"]()
 FAST = {"bouncing_balls", "solver_options"}  # the others train something
+# Each shows one capability of the library; the others in the gallery are applications, or reproduce the paper.
+CAPABILITIES = (
+    "bouncing_balls",
+    "cnf",
+    "flow_matching",
+    "infusions",
+    "input_control",
+    "neural_cde",
+    "solver_options",
+    "stiff_chemistry",
+)
 
 # What each script of the gallery shows, as a check of its variables. A script is deterministic on one machine; the
 # thresholds leave room for other versions of torch.
@@ -76,6 +87,12 @@ def test_a_script_of_the_gallery_is_short_and_reads_as_a_page(name):
         line.split()[1].partition(".")[0] for line in text.splitlines() if line.startswith(("import ", "from "))
     }
     assert imported - set(sys.stdlib_module_names) <= {"torch", "matplotlib", "ncode"}
+
+
+@pytest.mark.parametrize("name", CAPABILITIES)
+def test_a_capability_is_shown_in_at_most_60_lines(name):
+    assert name in GALLERY
+    assert len((EXAMPLES / f"{name}.py").read_text("utf-8").splitlines()) <= 60
 
 
 def test_pictures_are_saved_without_a_display(tmp_path, monkeypatch, capsys):
