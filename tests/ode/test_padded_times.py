@@ -108,3 +108,23 @@ def test_a_trajectory_ends_at_the_last_time_of_each_sample():
     loss = torch.where(sol.thetas["weight_1"].isnan(), 0.0, sol.thetas["weight_1"].square()).sum()
     grads = torch.autograd.grad(loss, list(block.parameters()), allow_unused=True, materialize_grads=True)
     assert all(grad.isfinite().all() for grad in grads)
+
+
+@every_gradient
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_padding_spoils_no_gradient_where_samples_meet_events(gradient, sign):
+    """The Newton step to an event may move it beyond the end of its solve: saved times between have a line."""
+
+    def turn(t, x, theta):
+        return sign * torch.stack([x[:, 1], -x[:, 0]], 1)
+
+    event = ncode.Event(lambda t, x, theta: x[:, 0] - 0.3, terminal=False)
+    ts = sign * torch.tensor([[0.2, NAN, 1.0], [NAN, 0.5, 0.7], [0.1, 0.2, NAN]], dtype=DOUBLE)
+    x0 = torch.tensor([[1.0, 0.5], [0.2, 1.5], [-1.0, 2.0]], dtype=DOUBLE, requires_grad=True)
+    sol = ncode.solve(turn, x0, 0.0, sign, save_at=ts, events=event, gradient=gradient, rtol=1e-8, atol=1e-10)
+    assert sol.events[0].counts.tolist() == [0, 1, 1]
+    (got,) = torch.autograd.grad(sol.xs.nan_to_num().sum(), x0)
+    since = (sign * ts).nan_to_num()
+    there = ~ts.isnan()
+    cos, sin = (torch.where(there, it, 0.0).sum(1) for it in (since.cos(), since.sin()))
+    close(got, torch.stack([cos - sin, cos + sin], 1), rtol=1e-6)

@@ -178,8 +178,8 @@ class _Chain:
         assert ts is not None
         at = ts.detach() * sign
         between = mask[:, None] & (at > begin.detach()[:, None] * sign) & (at <= end.detach()[:, None] * sign)
-        part = (ts - begin[:, None]) / torch.where(mask, end - begin, 1.0)[:, None]
-        part = torch.where(between, part, 0.0)
+        # Without times elsewhere, before the division: a padded one, nan, would spoil the gradient of the event's time.
+        part = torch.where(between, ts - begin[:, None], 0.0) / torch.where(mask, end - begin, 1.0)[:, None]
         line = evaluate_dense(z[: self.problem.system.shown], tuple(move[:, None] for move in moves), part)
         self.saved = _filled(self.saved, between, line)
         self.controls = _filled(self.controls, between, [leaf[:, None] for leaf in self.control])
