@@ -56,6 +56,18 @@ def test_a_linear_flow_turns_a_gaussian_into_the_known_one(t0, t1):
     torch.testing.assert_close(flow.log_prob(points()), expected.log_prob(points()), rtol=1e-7, atol=1e-7)
 
 
+@pytest.mark.parametrize("options", [{"method": "rodas5p"}, {"method": "kvaerno5"}, {"method": "trapezoid", "dt": 0.1}])
+@pytest.mark.parametrize("divergence", ["exact", "hutchinson"])
+def test_likelihoods_by_methods_for_stiff_problems_have_the_same_gradients(options, divergence):
+    def gradients(**options):
+        flow, x = mlp_flow(divergence=divergence, **options), points().requires_grad_()
+        torch.manual_seed(2)
+        return torch.autograd.grad(flow.log_prob(x).sum(), [x, *flow.parameters()])
+
+    exact = gradients(method="trapezoid", dt=0.1, gradient="autograd") if "dt" in options else gradients()
+    torch.testing.assert_close(gradients(**options), exact, rtol=1e-5, atol=1e-6)
+
+
 def test_a_flow_that_expands_space_lowers_the_density():
     x = points()
     for rate in (1.0, -1.0):

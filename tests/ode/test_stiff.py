@@ -178,6 +178,27 @@ def test_all_gradients_agree_with_an_explicit_method_s(method):
 
 
 @every_method
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint", "autograd"])
+def test_dynamics_that_are_the_gradient_of_an_energy_have_gradients(method, gradient):
+    """They make a leaf of their own where x needs no gradient, as did stages that Newton's method had found."""
+
+    def descend(t, x, theta):
+        graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            at = x if x.requires_grad else x.detach().requires_grad_()
+            energy = (theta * at.square()).sum() + at.cos().sum()
+            (slope,) = torch.autograd.grad(energy, at, create_graph=graph)
+        return -slope
+
+    def run(dynamics):
+        x0, theta = row(0.5, 1.5).requires_grad_(), row(2.0, 3.0).requires_grad_()
+        x = ncode.solve(dynamics, x0, 0.0, 1.0, theta=theta, method=method, dt=0.1, gradient=gradient).x
+        return torch.autograd.grad(x.sum(), [x0, theta])
+
+    close(run(descend), run(lambda t, x, theta: x.sin() - 2 * theta * x), rtol=1e-9)
+
+
+@every_method
 def test_gradients_of_fixed_steps_agree_with_finite_differences(method):
     def end(x):
         return ncode.solve(lambda t, x, theta: -x * x - t[:, None], x, 0.0, 1.0, method=method, dt=0.25).x

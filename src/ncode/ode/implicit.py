@@ -245,6 +245,9 @@ class DirkStep(ImplicitStep):
             at_y = linearise(self.system, theta, time, split(y, z))
             factors = factorise(at_y.rows, (self.tableau.gamma * size)[:, 0])
         weight = self.tableau.gamma * size
+        # Dynamics that take gradients with respect to x need one that is no constant: else they make a leaf of their
+        # own, which the replay of a step takes for a tensor from outside.
+        y = y + 0 * base if base.requires_grad else y
         return attach_derivatives(
             lambda y: y - base - weight * join(slope(time, split(y, z))), factors, y, self.corrections
         )
