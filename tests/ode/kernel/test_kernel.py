@@ -354,6 +354,21 @@ def test_a_state_where_the_slope_is_not_finite_fails_and_spoils_no_gradient() ->
     assert torch.isfinite(found[1][-1])
 
 
+@pytest.mark.parametrize("method", ["dopri5", "rodas5p"])
+@pytest.mark.usefixtures("machine")
+def test_a_sample_that_cannot_start_keeps_its_start_and_its_gradient(method: str) -> None:
+    scale = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
+    x0 = torch.linspace(0.5, 2.0, BATCH, dtype=torch.float64)[:, None]
+    x0[5], x0[6] = 0.0, -1.0  # where the slope is infinite and nan
+    options = {"method": method, "throw": False, "keep_last": True}
+    case = Case(lambda t, x, _: scale * (1 / x + x.sqrt()), x0, options=options, trained=(scale,))
+    found, expected = run(case, "kernel"), run(case, False)
+    assert (found[0].codes == Status.NOT_FINITE).nonzero().flatten().tolist() == [5, 6]
+    assert_same(found, expected)
+    assert (found[1][1][5:7] != 0).all()  # of x0
+    assert torch.isfinite(found[1][-1])
+
+
 @pytest.mark.usefixtures("machine")
 def test_a_stiff_problem_that_runs_out_of_steps_is_called_stiff() -> None:
     case = Case(lambda t, x, _: -1e5 * (x - t.cos()[:, None]), normal(2, 1), options={"throw": False, "max_steps": 200})

@@ -313,7 +313,6 @@ class KernelPullback:
 
     def _active(self) -> Tensor | None:
         """Which samples have a result, whose gradients count; None for all."""
-        if not self.solved.failed:
+        if not self.solved.failed or self.problem.keep_last:
             return None
-        ok = self.solved.state.status == Status.OK
-        return ok | (self.solved.state.accepted > 0) if self.problem.keep_last else ok
+        return self.solved.state.status == Status.OK
