@@ -78,9 +78,9 @@ class Path(NamedTuple):
     def knots(self) -> Tensor:
         """The knots (batch, n); shorter samples repeat their last one.
 
-        Where the dynamics use u of `constant`, or du/dt of `linear` and `rectilinear`, they jump at the knots, and
-        adaptive steps should end there: `ncode.solve(..., jump_ts=path.knots)`. Blocks do so by themselves. Where they
-        use du/dt of `hermite`, they have a kink, and the same makes a solve more exact.
+        The dynamics jump there (u of `constant`, du/dt of `linear` and `rectilinear`) or bend, and adaptive steps
+        should end there: `ncode.solve(..., jump_ts=path.knots)`. Otherwise errors can be a thousand times the
+        tolerance. Blocks do so by themselves.
         """
         return torch.minimum(self.edges[:, 1:], self.end[:, None])
 

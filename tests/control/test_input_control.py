@@ -43,7 +43,7 @@ def test_a_driven_state_is_that_of_scipy():
 def test_a_block_equals_a_solve_whose_theta_is_the_path():
     path = wave(make=paths.linear)
     block = ncode.NCODE(ATTRACTION, ncode.InputControl(), t1=2.0)
-    plain = ncode.solve(lambda t, x, p: p.evaluate(t) - x, zeros(), 0.0, 2.0, theta=path)
+    plain = ncode.solve(lambda t, x, p: p.evaluate(t) - x, zeros(), 0.0, 2.0, theta=path, jump_ts=path.knots)
     assert torch.equal(block(zeros(), path=path), plain.x)
 
 
@@ -88,6 +88,18 @@ def test_adaptive_steps_end_where_a_piecewise_constant_input_jumps():
     assert not sol.stats.rejected.any()
 
 
+@pytest.mark.parametrize("make", [paths.linear, paths.hermite])
+@pytest.mark.parametrize("derivative", [False, True])
+def test_adaptive_steps_keep_their_tolerance_where_an_input_bends(make, derivative):
+    f = ncode.dynamics.Function(lambda t, x, theta: theta - x, (1,))
+    torch.manual_seed(0)
+    knots = torch.linspace(0, 3, 30, dtype=torch.float64)
+    path = make(torch.randn(8, 30, 1, dtype=torch.float64), knots)
+    block = ncode.NCODE(f, ncode.InputControl(derivative=derivative), t1=3.0, rtol=1e-6, atol=1e-6)
+    exact = block.solve(zeros(8, 1), path=path, method="dopri8", rtol=1e-12, atol=1e-12, jump_ts=knots)
+    torch.testing.assert_close(block(zeros(8, 1), path=path), exact.x, atol=2e-5, rtol=0)
+
+
 def test_torch_func_takes_the_same_steps():
     """The knots are jumps also inside of a transform."""
     f = ncode.dynamics.Function(lambda t, x, theta: theta["u"] - x - x**3, {"u": (1,)})
@@ -125,7 +137,8 @@ def test_an_input_is_one_part_of_a_control():
     block = ncode.NCODE(f, ncode.control.Parts({"context": ncode.InputControl()}, rest=ncode.Static()), t1=2.0).double()
     path, x = wave(channels=1), torch.randn(3, 2).double()
     weights = dict(block.controller.controllers[1].theta.items())
-    plain = ncode.solve(lambda t, x, p: f(t, x, {**weights, "context": p.evaluate(t)}), x, 0.0, 2.0, theta=path)
+    f_of_path = lambda t, x, p: f(t, x, {**weights, "context": p.evaluate(t)})  # noqa: E731
+    plain = ncode.solve(f_of_path, x, 0.0, 2.0, theta=path, jump_ts=path.knots)
     torch.testing.assert_close(block(x, path=path), plain.x)
 
 

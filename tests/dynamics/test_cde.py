@@ -48,9 +48,8 @@ def test_the_solution_does_not_depend_on_the_speed_along_the_path():
 def test_a_block_and_a_plain_solve_agree():
     cde, z0 = ncode.dynamics.CDE(field(), 2), torch.randn(3, 4).double()
     block = ncode.NCODE(cde, ncode.InputControl(derivative=True), t1=5.0)
-    smooth, bent = walk(make=paths.hermite), walk()
-    assert torch.equal(block(z0, path=smooth), ncode.solve(cde, z0, 0.0, 5.0, theta=smooth).x)
-    assert torch.equal(block(z0, path=bent), ncode.solve(cde, z0, 0.0, 5.0, theta=bent, jump_ts=bent.knots).x)
+    for path in (walk(make=paths.hermite), walk()):
+        assert torch.equal(block(z0, path=path), ncode.solve(cde, z0, 0.0, 5.0, theta=path, jump_ts=path.knots).x)
 
 
 @pytest.mark.parametrize("step", ["sample", "batch"])
