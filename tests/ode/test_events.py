@@ -637,3 +637,18 @@ def test_a_reset_that_mixes_samples_is_refused(reset):
     event = ncode.Event(lambda t, x, theta: x[:, 0], direction=-1, reset=reset)
     with pytest.raises(InputError, match="samples depend on each other"):
         ncode.solve(_down, torch.tensor([[0.5], [0.2], [0.9]], dtype=DOUBLE), 0.0, 1.0, events=event)
+
+
+@pytest.mark.parametrize("gradient", GRADIENTS)
+def test_a_reset_without_derivative_elsewhere_spoils_no_gradient(gradient):
+    """The square root has none at 0, where the second sample stays without an event."""
+    scale = torch.tensor(1.0, dtype=DOUBLE, requires_grad=True)
+    x0 = double(1.0, 0.0, 3.0).requires_grad_()
+    event = ncode.Event(lambda t, x, theta: x[:, 0] - 2.0, reset=lambda t, x, theta: (scale * x).sqrt() / 2)
+    sol = ncode.solve(lambda t, x, theta: x, x0, 0.0, 1.0, events=event, gradient=gradient, rtol=1e-9, atol=1e-9)
+    assert sol.events[0].counts.tolist() == [1, 0, 0]
+    got = torch.autograd.grad(sol.x.sum(), [x0, scale])
+    # Behind the event x = sqrt(2 scale) / 2 x0 / 2 e^t.
+    after = math.sqrt(2) / 4 * math.e
+    close(got[0], double(after, math.e, math.e), rtol=1e-4)  # at 0 steps are as long as atol lets them
+    close(got[1].item(), after / 2, rtol=1e-6)

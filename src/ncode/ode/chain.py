@@ -239,11 +239,11 @@ class _Chain:
         theta = (*self.control, *part.theta[len(self.control) :])
         states = system.states
         old = (*z[:states], *(z[states : system.shown] if system.driven else self.control))
-        rule = _ResetRule(event, system, old)
-        new = rule.bind(theta)(t, z)
+        rule, seen = _ResetRule(event, system, old), _at_one_of(mask, z)
+        new = rule.bind(theta)(t, seen)
         if id(event) not in self.checked:
             self.checked.add(id(event))
-            Positions((), self.problem.batch).refuse_interaction(rule, t, z, theta, new, t)
+            Positions((), self.problem.batch).refuse_interaction(rule, t, seen, theta, new, t)
         changed = where(mask, new, old)
         if system.driven:
             return (*changed, *z[system.shown :])
@@ -284,6 +284,15 @@ def _filled(values: State, here: Tensor, new: Sequence[Tensor]) -> State:
     old = values or [torch.full((), torch.nan, dtype=leaf.dtype, device=leaf.device) for leaf in new]
     masks = [here.reshape(*here.shape, *[1] * (leaf.dim() - 2)) for leaf in new]
     return tuple(torch.where(*each) for each in zip(masks, new, old, strict=True))
+
+
+def _at_one_of(mask: Tensor, z: State) -> State:
+    """The state with all samples outside of the mask at the place of the first one in it, without gradients.
+
+    A function may have no finite derivative where samples without an event are, and spoil a gradient that all share.
+    """
+    first = mask.int().argmax().reshape(1)
+    return where(mask, z, [leaf.detach().index_select(0, first).expand_as(leaf) for leaf in z])
 
 
 class _ResetRule:
