@@ -218,13 +218,32 @@ def test_an_event_that_mixes_samples_is_refused(function, words):
         ncode.solve(lambda t, x, theta: -x, X0, 0.0, 1.0, events=ncode.Event(function))
 
 
-def test_an_event_may_know_its_samples_by_position():
-    levels = torch.linspace(0.5, 0.9, 6, dtype=DOUBLE)
-    event = ncode.Event(lambda t, x, theta: x[:, 0] - levels)
+LEVELS = torch.linspace(0.5, 0.9, 6, dtype=DOUBLE)
+MORE_LEVELS = torch.cat([LEVELS, torch.zeros(94, dtype=DOUBLE)])  # no size tells that they belong to samples
+LEVEL_FUNCTIONS = {
+    "a tensor with a row per sample": lambda t, x, theta: x[:, 0] - LEVELS,
+    "the first rows of a longer tensor": lambda t, x, theta: x[:, 0] - MORE_LEVELS[: len(x)],
+    "a loop over samples": lambda t, x, theta: torch.stack([row[0] - MORE_LEVELS[i] for i, row in enumerate(x)]),
+    "a tensor made inside": lambda t, x, theta: x[:, 0] - torch.tensor(LEVELS.tolist(), dtype=DOUBLE),
+}
+
+
+@pytest.mark.parametrize("function", LEVEL_FUNCTIONS.values(), ids=LEVEL_FUNCTIONS)
+@pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.01}])
+def test_an_event_may_know_its_samples_by_position(function, options):
+    """Terminal events leave samples out of the batch, so that others would move to their places."""
+    first = ncode.Event(lambda t, x, theta: x[:, 0] - 0.95, terminal=False)  # a chain of several solves
     sol = ncode.solve(
-        lambda t, x, theta: -x, torch.ones(6, 1, dtype=DOUBLE), 0.0, 5.0, events=event, rtol=1e-9, atol=1e-9
+        lambda t, x, theta: -x,
+        torch.ones(6, 1, dtype=DOUBLE),
+        0.0,
+        5.0,
+        events=[first, ncode.Event(function)],
+        rtol=1e-9,
+        atol=1e-9,
+        **options,
     )
-    close(sol.events[0].ts[:, 0], -levels.log(), rtol=1e-6)
+    close(sol.events[1].ts[:, 0], -LEVELS.log(), rtol=1e-6)
 
 
 @pytest.mark.parametrize("batch", [2, 3, 4, 9])

@@ -40,7 +40,10 @@ def check_separate(problem: Problem, captures: Captures, positions: Positions, w
         values, uses_time = evaluate_with_time_use(watch.bind(theta), watch.clock(theta, t), z)
         if uses_time:
             problem.check_resolution()
-        positions.refuse_interaction(watch, t, z, theta, values, problem.midway)
+        own = Positions((), problem.batch, method=positions.method)
+        own.check_start(watch, t, z, theta, values, problem.midway)
+        if own.free is False:  # an event that knows its samples by their places
+            watch.holds_samples, positions.free = True, False
 
 
 @contextmanager

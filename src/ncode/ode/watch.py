@@ -50,7 +50,9 @@ class EventWatch:
         self.known, self.unsure = unknown if before is None else before.signs_behind()
         functions = [it for event in events for it in (event.function, event.reset) if it is not None]
         held = [it for function in functions for it in held_by(function) if isinstance(it, Tensor)]
-        self.holds_samples = any(batch in tensor.shape for tensor in held)  # a tensor may have one row per sample
+        # A tensor may have one row per sample; `check_separate` finds out whether places matter in other ways.
+        known = before is not None and before.holds_samples
+        self.holds_samples = known or any(batch in tensor.shape for tensor in held)
 
     def values(self, t: Tensor, z: State, theta: Sequence[Tensor]) -> Tensor:
         """The event functions at a time of the clock, (batch, events)."""
