@@ -55,12 +55,18 @@ def ways_to_hold(late):
     }
     ways = {name: lambda x, it=it: it.late(x) for name, it in objects.items()}
     queue, table, many = collections.deque([late]), {"deep": [{"late": late}]}, (0,) * 500 + (late,)
+
+    def has_attribute(x):
+        return has_attribute.late(x)
+
+    has_attribute.late = late
     return ways | {
         "a closure": lambda x: late(x),
         "a deque": lambda x: queue[0](x),
         "a nested dict": lambda x: table["deep"][0]["late"](x),
         "a long tuple": lambda x: many[-1](x),
         "a default": lambda x, late=late: late(x),
+        "an attribute of the function": has_attribute,
         "a partial of a method": functools.partial(
             Record.__dict__.get("apply", lambda self, x: self.late(x)), Record(late)
         ),

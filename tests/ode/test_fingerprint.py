@@ -22,8 +22,15 @@ def fingerprint(functions):
     return survey(functions).fingerprint
 
 
+def factors(x):
+    return factors.each * torch.ones_like(x)
+
+
+factors.each = 1.0
+
+
 class Field(nn.Module):
-    """Dynamics that read an attribute, a sub-module, a list and a global."""
+    """Dynamics that read an attribute, a sub-module, a list, a global and an attribute of a function."""
 
     def __init__(self):
         super().__init__()
@@ -32,7 +39,7 @@ class Field(nn.Module):
 
     def forward(self, t, x, theta):
         last = torch.tanh if self.names[0] == "tanh" else torch.sin
-        return self.settings.sign * self.scale * SCALE[0] * FACTOR * last(self.parts(x))
+        return factors(x) * self.settings.sign * self.scale * SCALE[0] * FACTOR * last(self.parts(x))
 
 
 def set_global(field):
@@ -46,6 +53,7 @@ CHANGES = {
     "an attribute of an object": lambda field: setattr(field.settings, "sign", 0.5),
     "an item of a global list": lambda field: SCALE.__setitem__(0, 3.0),
     "a global number": set_global,
+    "an attribute of a function": lambda field: setattr(factors, "each", 3.0),
     "a forward hook": lambda field: field.parts[0].register_forward_hook(lambda module, given, out: 2 * out),
     "a forward pre-hook": lambda field: field.parts.register_forward_pre_hook(lambda module, given: (2 * given[0],)),
 }
@@ -54,7 +62,7 @@ CHANGES = {
 @pytest.fixture(autouse=True)
 def _restore_globals():
     yield
-    SCALE[0] = 1.0
+    SCALE[0] = factors.each = 1.0
     globals()["FACTOR"] = 1.0
 
 

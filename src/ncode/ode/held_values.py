@@ -145,6 +145,7 @@ def _of_function(function: types.FunctionType) -> list[tuple[Any, Any]]:
             found.append((name, cell.cell_contents))
     found += enumerate(function.__defaults__ or ())
     found += (function.__kwdefaults__ or {}).items()
+    found += vars(function).items()
     names = _names(function.__code__)
     if not _is_library(function.__module__):
         # A name that is no global may be a module that the function imports itself.
