@@ -55,6 +55,12 @@ def test_dynamics_that_change_theta_are_refused_and_theta_stays(mode):
     assert torch.equal(theta, torch.ones(3, 2))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_dynamics_that_change_t_are_refused(mode):
+    with mode(), pytest.raises(InputError, match="in place"):
+        ncode.solve(lambda t, x, theta: -t.detach().add_(1)[:, None] * x, torch.ones(3, 2), 0.0, 1.0)
+
+
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.25}])
 def test_a_change_in_place_at_a_later_time_is_refused(gradient, options):

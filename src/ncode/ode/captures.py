@@ -88,16 +88,16 @@ def find_captures(
     """Evaluate a system once and find its captures; `train` also finds those that require a gradient."""
     if not train:
         # Copies, so that dynamics that work in place do not change what belongs to the caller.
-        copies = tuple(leaf.clone() for leaf in (*z, *theta))
-        mode = _OutsideTensors((t, *copies))
+        copies = tuple(leaf.clone() for leaf in (t, *z, *theta))
+        mode = _OutsideTensors(copies)
         with mode:
-            slope = evaluate(t, copies[: len(z)], copies[len(z) :])
+            slope = evaluate(copies[0], copies[1 : 1 + len(z)], copies[1 + len(z) :])
         if torch.is_inference_mode_enabled() or t.device.type == "cpu":
-            _check_unchanged(copies, (*z, *theta))
+            _check_unchanged(copies, (t, *z, *theta))
         others = tuple(mode.outside.values())
-        return Captures(slope, (), others, others, tuple(map(version_of, others)), id(t) in mode.used)
+        return Captures(slope, (), others, others, tuple(map(version_of, others)), id(copies[0]) in mode.used)
 
-    kept = [leaf.detach().clone() for leaf in (*z, *theta)] if t.device.type == "cpu" else ()
+    kept = [leaf.detach().clone() for leaf in (t, *z, *theta)] if t.device.type == "cpu" else ()
     # Stand-ins for the arguments: what leads to them is not outside.
     z = tuple(leaf.detach().requires_grad_() for leaf in z)
     theta = tuple(leaf.detach().requires_grad_(leaf.is_floating_point() or leaf.is_complex()) for leaf in theta)
@@ -109,7 +109,7 @@ def find_captures(
         start: Any = torch.zeros((), requires_grad=True).exp().grad_fn
         with mode:
             slope = evaluate(t, z, theta)
-    _check_unchanged((*z, *theta), kept)
+    _check_unchanged((t, *z, *theta), kept)
 
     trained = [tensor for tensor in mode.outside.values() if tensor.requires_grad]
     known = {id(tensor) for tensor in (*trained, t, *z, *theta)}
