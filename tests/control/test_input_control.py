@@ -100,6 +100,20 @@ def test_adaptive_steps_keep_their_tolerance_where_an_input_bends(make, derivati
     torch.testing.assert_close(block(zeros(8, 1), path=path), exact.x, atol=2e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("make", "stops"), [(paths.constant, True), (paths.linear, False), (paths.hermite, False)])
+def test_steps_may_cross_bends_but_no_jumps(make, stops):
+    f = ncode.dynamics.Function(lambda t, x, theta: theta - x, (1,))
+    knots = torch.linspace(0, 3, 200, dtype=torch.float64)
+    path = make(knots.sin()[:, None].expand(2, 200, 1), knots)
+    sols = [
+        ncode.NCODE(f, ncode.InputControl(stop_at_bends=stop), t1=3.0).solve(zeros(2, 1), path=path)
+        for stop in (True, False)
+    ]
+    assert sols[0].stats.steps.min() >= 199
+    assert (sols[1].stats.steps.min() >= 199) == stops
+    torch.testing.assert_close(sols[1].x, sols[0].x, atol=1e-3, rtol=0)
+
+
 def test_torch_func_takes_the_same_steps():
     """The knots are jumps also inside of a transform."""
     f = ncode.dynamics.Function(lambda t, x, theta: theta["u"] - x - x**3, {"u": (1,)})
