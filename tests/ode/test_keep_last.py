@@ -168,3 +168,64 @@ def test_a_closed_form_leaves_it_to_the_solver():
     sol = block.solve(torch.ones(1, 2), max_steps=1, **KEEP)
     assert sol.status == (Status.MAX_STEPS,)
     assert sol.x.isfinite().all()
+
+
+@every_gradient
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+@pytest.mark.parametrize("ending", ["steps", "events"])
+def test_times_of_events_do_not_move_the_last_state(gradient, sign, ending):
+    """x = x0 e^(-theta t) at the time that was reached, with that time as a constant."""
+    x0 = double(1.0, 1.2).requires_grad_()
+    theta = torch.tensor([0.7, 1.3], dtype=DOUBLE, requires_grad=True)
+    limits = {"max_steps": 8} if ending == "steps" else {}
+    event = ncode.Event(
+        lambda t, x, theta: (x[:, 0] - 0.9) * (x[:, 0] - 0.8), terminal=False, max_count=1 if ending == "events" else 9
+    )
+    sol = ncode.solve(
+        lambda t, x, theta: -sign * theta[:, None] * x,
+        x0,
+        0.0,
+        sign * 9.0,
+        theta=theta,
+        events=event,
+        gradient=gradient,
+        rtol=1e-8,
+        atol=1e-10,
+        **limits,
+        **KEEP,
+    )
+    assert sol.status == ((Status.MAX_STEPS if ending == "steps" else Status.MAX_EVENTS),) * 2
+    assert (sol.events[0].counts > 0).all()
+    x, t = x0.detach() * (-theta.detach() * sol.t.abs())[:, None].exp(), sol.t.abs()
+    got = torch.autograd.grad(sol.x.sum(), [x0, theta])
+    close(got[0], x / x0.detach(), rtol=1e-6)
+    close(got[1], -t * x[:, 0], rtol=1e-6)
+
+
+@every_gradient
+@pytest.mark.parametrize("method", ["dopri5", "rodas5p"])
+def test_times_of_jumps_do_not_move_the_last_state(gradient, method):
+    """x' = 2 x before the jump and -3 x after it: x(T) = x0 e^(2 j - 3 (T - j)) at a fixed T."""
+    jump = torch.tensor([0.3], dtype=DOUBLE, requires_grad=True)
+    x0 = double(1.0, 2.0)
+
+    def field(t, x, theta):
+        return torch.where((t < 0.3)[:, None], 2 * x, -3 * x)
+
+    sol = ncode.solve(
+        field,
+        x0,
+        0.0,
+        20.0,
+        jump_ts=jump,
+        method=method,
+        gradient=gradient,
+        max_steps=20,
+        rtol=1e-7,
+        atol=1e-9,
+        **KEEP,
+    )
+    assert sol.status == (Status.MAX_STEPS,) * 2
+    assert (sol.t > 0.3).all()
+    (got,) = torch.autograd.grad(sol.x.sum(), jump)
+    close(got, 5 * sol.x.sum()[None], rtol=1e-5)

@@ -11,6 +11,7 @@ To read it, follow one solve from the call to the last Runge-Kutta stage:
                    gradient needs; planned.py takes steps that are known in advance
     system.py      f, g and the cost as one `System` on z = (x, theta, cost); trees of tensors
     jumps.py       times at which the dynamics jump: steps end there, and see one side only
+    last_state.py  the state that `keep_last` keeps of a sample that fails
     captures.py    the outside tensors that f, g and the cost use, found by one evaluation and by what functions hold
                    (held_values.py); independence.py refuses samples that depend on each other
     integrate.py   `start_loop`, then `integrate`: attempts until all samples are done

@@ -19,6 +19,7 @@ from ..errors import InputError, Status
 from .events import Event
 from .gradients.function import Outputs, harmless_state
 from .independence import Positions
+from .last_state import at_fixed_time
 from .problem import Problem
 from .record import join_tables, mask_like
 from .solution import EventRecord, Stats
@@ -114,7 +115,7 @@ class _Chain:
         tau = torch.where(active, torch.where(ok, target, self.tau + solved.reached), self.tau)
         self._save(part, solved)
         self.covered, ended = tau.detach(), active
-        self.final = where(active & ~ok, solved.outputs.z, self.final)
+        self._keep_last(active & ~ok, part, solved.outputs.z, solved.reached, tau)
         mask = watch.fired.any(1) & active & ok
         if bool(mask.any()):
             tau, z, at_event = self._apply_events(watch, part, mask, tau, z)
@@ -141,6 +142,16 @@ class _Chain:
             return part
         # A sample that has failed stands still, and its slope, if infinite, would spoil shared gradients.
         return replace(part, z0=where(fine, self.z, harmless_state(part, fine)))
+
+    def _keep_last(self, failed: Tensor, part: Problem, z: State, t: Tensor, tau: Tensor) -> None:
+        """Set the results of samples that failed at t, a time since the last event."""
+        if not bool(failed.any()):
+            return
+        if self.problem.keep_last:
+            last = at_fixed_time(part, z, t, tau, failed)
+        else:
+            last = tuple(torch.full_like(leaf, torch.nan) for leaf in z)
+        self.final = where(failed, last, self.final)
 
     def _save(self, part: Problem, solved: Solved) -> None:
         if part.ts is not None:
@@ -227,8 +238,7 @@ class _Chain:
         # A sample that stays here has the state and control before all resets.
         stays = ended | failed
         self.control = where(stays, control, self.control)
-        last = at_event if self.problem.keep_last else tuple(torch.full_like(leaf, torch.nan) for leaf in z)
-        self.final = where(failed, last, self.final)
+        self._keep_last(failed, part, at_event, watch.ends, tau)
         return tau, where(ended, at_event, after), stays
 
     def _reset(self, event: Event, mask: Tensor, tau: Tensor, z: State, part: Problem) -> State:

@@ -21,6 +21,7 @@ from .gradients.kept import start_graph
 from .gradients.trajectory import Trajectory
 from .gradients.unrolled import mask_failed, saved_at_start, unroll
 from .independence import Positions
+from .last_state import last_at_fixed_time
 from .probe import check_separate, probe
 from .problem import Problem
 from .record import StepRecord
@@ -133,6 +134,9 @@ def _solve_by_steps(
     else:
         outputs, times = _outputs(problem, forward)
         outputs = _connect(problem, trail, forward, stats, outputs) if differentiated else outputs
+    if forward.failed != 0 and problem.keep_last and problem.system.bounded and options.gradient != "adjoint":
+        last = last_at_fixed_time(problem, outputs.z, state.t, state.status != Status.OK)
+        outputs = outputs._replace(z=last)
     return Solved(outputs, stats, state.status, state.t, times, forward.failed, forward.steps)
 
 
