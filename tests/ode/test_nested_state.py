@@ -162,6 +162,22 @@ def test_tolerances_are_for_all_or_nested_alike():
         steps(rtol={"fast": -1.0, "slow": 1.0})
 
 
+@pytest.mark.parametrize("nest", [list, tuple])
+def test_a_state_that_is_a_list_has_a_tolerance_per_part(nest):
+    """Two components each: a list of two numbers is not one tolerance per component."""
+
+    def steps(**options):
+        x0 = [torch.ones(2, 2, dtype=DOUBLE), torch.ones(2, 2, dtype=DOUBLE)]
+        field = lambda t, x, theta: [-x[0], -50 * t[:, None] * x[1].cos()]  # noqa: E731
+        return ncode.solve(field, x0, 0.0, 1.0, **options).stats.steps.tolist()
+
+    loose = steps(rtol=nest([1e-6, 1e3]), atol=nest([1e-6, torch.tensor([1e3, 1e3])]))
+    assert loose == steps(rtol=nest([1e-6, torch.full((2, 1), 1e3)]), atol=nest([1e-6, [1e3, 1e3]]))
+    assert loose < steps(rtol=1e-6, atol=1e-6) == steps(rtol=nest([1e-6] * 2), atol=torch.full((2,), 1e-6))
+    with pytest.raises(InputError, match="nested as x0 is"):
+        steps(rtol=nest([1e-6] * 3))
+
+
 def test_stiff_methods_take_nests():
     x0 = {"a": double(1.0, 2.0), "b": (double(0.0, 1.0),)}
 

@@ -148,7 +148,7 @@ def solve(
             there is no feedback, from a method `jacobian(t, x, theta)` of the dynamics that returns (batch, n, n).
         rtol, atol: The error that a step may make: atol + rtol * |x|, as a root mean square over a sample's elements.
             Numbers, or tensors that broadcast against x: (n,) per component, (batch, 1) per sample of x (batch, n); or
-            a tuple or dict of these, nested as x0 is.
+            a tuple, list or dict of these, nested as x0 is.
             x, theta (with feedback) and the cost have norms of their own, so a large control never hides an error of
             the state; theta and the cost use the smallest positive value that x has in a sample.
         dt: A fixed step size. Default: steps are chosen by their error.

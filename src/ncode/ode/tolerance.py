@@ -58,7 +58,10 @@ def _positive(atol: Value, size: Tensor) -> Value:
 
 
 def check_tolerance(name: str, value: Any) -> Any:
-    """A tolerance as a number, a tensor (a list becomes one), or a tuple or dict of these."""
+    """A tolerance as a number, a tensor, or a tuple, list or dict of these.
+
+    A list may be nested as x0 is, or be a tensor: x0 tells which.
+    """
     try:
         return _check_nested(name, value)
     except RecursionError:
@@ -68,16 +71,14 @@ def check_tolerance(name: str, value: Any) -> Any:
 def _check_nested(name: str, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _check_nested(f"{name}[{key!r}]", item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_check_nested(f"{name}[{i}]", item) for i, item in enumerate(value)]
     if isinstance(value, tuple):
         items = [_check_nested(f"{name}[{i}]", item) for i, item in enumerate(value)]
         return tuple(items) if type(value) is tuple else type(value)(*items)
-    if not isinstance(value, (Tensor, list)):
+    if not isinstance(value, Tensor):
         return check_number(name, value, low=0.0)
-    try:
-        tensor = value if isinstance(value, Tensor) else torch.as_tensor(value, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError, OverflowError, RecursionError) as error:
-        raise InputError(f"{name} must be a number or a tensor; given {format_value(value)} ({error})") from None
-    tensor = check_tensor(name, tensor).detach()
+    tensor = check_tensor(name, value).detach()
     if tensor.is_complex() or tensor.dtype == torch.bool:
         raise InputError(f"{name} must be real; given {tensor.dtype}")
     if is_mapped(tensor):
@@ -91,7 +92,7 @@ def _check_nested(name: str, value: Any) -> Any:
 
 def smallest_positive(value: Any) -> float:
     """The smallest positive tolerance of all samples and components, 0 if there is none."""
-    if isinstance(value, (tuple, dict)):
+    if isinstance(value, (tuple, list, dict)):
         found = [smallest_positive(leaf) for leaf in pytree.tree_leaves(value)]
         return min((leaf for leaf in found if leaf > 0), default=0.0)
     if not isinstance(value, Tensor):
@@ -112,7 +113,10 @@ def make_tolerance(rtol: Any, atol: Any, x: State, spec: pytree.TreeSpec | None 
 
 def _leaves(name: str, value: Any, x: State, spec: pytree.TreeSpec | None) -> Sequence[Value]:
     """A tolerance for each leaf of x: its own, or the same for all."""
-    if not isinstance(value, (tuple, dict)):
+    listed = spec is not None and spec.type is list
+    if listed and isinstance(value, tuple):
+        value = list(value)
+    if not isinstance(value, (tuple, dict)) and not (listed and isinstance(value, list)):
         return [value] * len(x)
     try:
         if spec is None:
@@ -122,8 +126,13 @@ def _leaves(name: str, value: Any, x: State, spec: pytree.TreeSpec | None) -> Se
         raise InputError(f"{name} must be a number, a tensor, or nested as x0 is; given {value} ({error})") from None
 
 
-def _rows(name: str, value: Value, x: Tensor) -> Value:
+def _rows(name: str, value: Any, x: Tensor) -> Value:
     """A tolerance of a leaf of x with one row per sample, in the precision of x."""
+    if isinstance(value, list):
+        try:
+            value = torch.as_tensor(value, dtype=torch.float64, device=x.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise InputError(f"{name} must be a number or a tensor; given {format_value(value)} ({error})") from None
     if not isinstance(value, Tensor):
         return float(value)
     try:
