@@ -192,6 +192,7 @@ NEWCOMERS = {
     "nothing for a control": (lambda: ncode.NCODE(dynamics.Linear(2), Constant(None))(X), "returned NoneType"),
     "a list for theta": (lambda: linear().solve(X, theta=[torch.ones(3, 2, 2)]), "theta must be a dict by name"),
     "a misspelt setting": (lambda: mlp().solve(X, rtoll=1e-3), 'did you mean "rtol"'),
+    "a nested state": (lambda: mlp()({"a": X, "b": X}), "one tensor; given a dict: concatenate its parts.*ncode.solve"),
     "times out of a list": (lambda: mlp().trajectory(X, [[0.0, 1.0], [0.0]]), "ts must be a tensor of times"),
 }
 

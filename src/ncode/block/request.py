@@ -62,6 +62,11 @@ def make_request(
 ) -> Request:
     """Check the input, and set the state and the control at t0."""
     dynamics, controller, settings = block.dynamics, block.controller, settings.for_export()
+    if isinstance(x, (dict, tuple, list)):
+        raise InputError(
+            f"the state of a block is one tensor; given a {type(x).__name__}: concatenate its parts, and split them in"
+            " the dynamics; or use ncode.solve, which takes nested states (and an input path as theta)"
+        )
     check_state(check_tensor("x", x), "x")
     _check_precision(block, x)
     _check_gathered(block)
