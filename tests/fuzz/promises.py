@@ -50,6 +50,16 @@ def keeps_its_promises(*inputs: Any) -> Iterator[None]:
         assert unchanged and tensor.grad is grad, "an input was changed"  # noqa: PT018
 
 
+@contextmanager
+def drops_coarse_times() -> Iterator[None]:
+    """Drop a case whose times are too coarse for its tolerance: dynamics that use them are refused, as documented."""
+    try:
+        yield
+    except ncode.InputError as error:
+        assume("are rounded by about" not in str(error))
+        raise
+
+
 def _hang(number: int, frame: Any) -> None:
     raise AssertionError(f"a call took more than {SECONDS:g} s")
 
@@ -57,7 +67,7 @@ def _hang(number: int, frame: Any) -> None:
 def solve(arguments: Any, **changes: Any) -> ncode.Solution:
     """`ncode.solve` of a case, with its promises checked."""
     given = {**arguments.solve, **changes}
-    with keeps_its_promises(given, arguments.leaves):
+    with keeps_its_promises(given, arguments.leaves), drops_coarse_times():
         try:
             return ncode.solve(**given)
         except ncode.SolveError as error:
