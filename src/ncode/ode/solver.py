@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch_private import forward_mode_enabled, in_dual_level, is_dual, is_mapped
+from .._torch_private import forward_mode_enabled, in_dual_level, is_dual, is_mapped, is_symbolic
 from ..errors import InputError, Status
 from .captures import Captures, Probe
 from .forward import ForwardResult, Trail, finish_whole, run_forward
@@ -124,7 +124,10 @@ def _solve_by_steps(
         recorder = _make_recorder(problem) if differentiated else None
         graph = start_graph(problem, captures, evaluation) if isinstance(recorder, Tape) and watch is None else None
         trail = Trail(captures, positions, recorder, graph)
-        forward = run_forward(problem, trail, watch)
+        # Where nothing requires a gradient, there is no backward that would find a parameter used at later times only.
+        untrained = train and not differentiated and not options.backend.fuses and not is_symbolic()
+        system = replace(problem.system, untrained=True) if untrained else problem.system
+        forward = run_forward(replace(problem, system=system), trail, watch)
     problem = _as_ended(problem if watch is None else watch.shorten(problem), forward)
     state = forward.state
     stats = Stats(forward.nfe, state.accepted, state.rejected, backend=options.backend.name)

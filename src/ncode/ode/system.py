@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .._torch_private import pytree, without_function_modes
 from ..errors import InputError, format_value
 from .jumps import Piece, find_piece, time_bounds
+from .unknown import refuse_unknown
 
 State = tuple[Tensor, ...]
 Tree = TypeVar("Tree")
@@ -110,6 +111,7 @@ class System:
     bounded: bool = False  # whether there are jumps: then t0 is a constant, too
     x_spec: pytree.TreeSpec | None = None  # how x's leaves nest; None if x is one tensor
     memo: dict[str, Any] = field(default_factory=dict, repr=False)  # of a backend, for all passes of one solve
+    untrained: bool = False  # whether nothing was found to require a gradient, so that nothing may turn up that does
 
     @property
     def functions(self) -> tuple[Callable[..., Any] | None, ...]:
@@ -213,12 +215,10 @@ class System:
             x, control = self.nest_x(z), self.nest(z[self.states : self.shown]) if self.driven else constant
             given = (t, *z, *leaves, *returned)
             before = versions_of((t, *z, *leaves))
-            slopes = self.flatten_x(self.dynamics(t, x, control), "the dynamics")
-            if self.feedback is not None:
-                slopes.extend(self.flatten(self.feedback(t, x, control)))
-            if self.cost is not None:
-                slopes.append(self.cost(t, x, control))
+            slopes = self._evaluate(t, x, control)
             self.check_slope(z, slopes)
+            if self.untrained and any(k.requires_grad for k in slopes):
+                refuse_unknown(slopes, given)
             now = versions_of((*given, *slopes))
             if now[: len(before)] != before:
                 raise InputError(CHANGES_ARGUMENT)
@@ -228,6 +228,18 @@ class System:
             return tuple(slopes)
 
         return slope
+
+    def _evaluate(self, t: Tensor, x: Any, control: Control) -> list[Any]:
+        """What the user's functions return, as leaves."""
+        if self.untrained and not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return self._evaluate(t, x, control)
+        slopes = self.flatten_x(self.dynamics(t, x, control), "the dynamics")
+        if self.feedback is not None:
+            slopes.extend(self.flatten(self.feedback(t, x, control)))
+        if self.cost is not None:
+            slopes.append(self.cost(t, x, control))
+        return slopes
 
     def check_slope(self, z: State, slope: Sequence[Any]) -> None:
         """Check what the dynamics, the feedback and the cost returned."""

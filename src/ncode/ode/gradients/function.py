@@ -1,8 +1,7 @@
 """Where a solve meets autograd: one autograd.Function for the "discrete" and the "adjoint" gradient.
 
 Backward evaluates the dynamics again, and they must be the function of the forward pass: `ForwardContext` restores its
-surroundings and watches its captures, and `Pullback.check_function` compares the slopes at t0. `refuse_unknown` refuses
-a trained tensor that is not among the captures, and so would lose its gradient.
+surroundings and watches its captures, and `Pullback.check_function` compares the slopes at t0.
 `isolate_captures` and `for_backward` let the dynamics use stand-ins for captures, without a write to a module or a hook
 that other threads could see.
 """
@@ -29,11 +28,6 @@ from ..problem import Problem, SampleInputs
 from ..solution import Stats
 from ..system import State, System, tensors_of, version_of, where
 
-UNKNOWN = (
-    "the dynamics use a tensor of shape {shape}, which requires a gradient, at a later time than t0, and solve did not"
-    " find it among what they hold: its gradient would be lost. Make it a parameter of an nn.Module that the dynamics"
-    ' use, pass it as theta, or use gradient="autograd"'
-)
 CHANGED = (
     "a tensor of shape {shape} that the dynamics use was changed in place between solve and backward (a buffer, say):"
     " the gradient would be that of another function. Call backward before the change, or give the dynamics a copy"
@@ -200,28 +194,6 @@ def _replaced_tensors(functions: Sequence[Any]) -> list[tuple[dict[str, Any], st
         return []
     places: list[dict[str, Any]] = [place for it in modules for place in (it._parameters, it._buffers)]
     return [(place, name, tensor) for place in places for name, tensor in place.items() if tensor is not None]
-
-
-def refuse_unknown(outputs: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-    """Refuse a graph that leads to a leaf which is not known, and so was not found: its gradient would be lost.
-
-    A leaf with the memory of a known tensor is one that the functions detached themselves, as in x.detach().
-    """
-    memory = {tensor.data_ptr() for tensor in known}
-    leaves, ends = {id(tensor) for tensor in known}, {tensor.grad_fn for tensor in known}
-    stack: list[Any] = [node for output in outputs if (node := output.grad_fn) is not None and node not in ends]
-    visited = {*stack, *ends}
-    while stack:
-        node = stack.pop()
-        after = node.next_functions
-        for it, _ in after:
-            if it is not None and it not in visited:
-                visited.add(it)
-                stack.append(it)
-        if not after:
-            variable = getattr(node, "variable", None)
-            if variable is not None and id(variable) not in leaves and variable.data_ptr() not in memory:
-                raise InputError(UNKNOWN.format(shape=tuple(variable.shape)))
 
 
 def deviates(found: State, expected: State) -> Tensor:

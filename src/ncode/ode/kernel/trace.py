@@ -16,11 +16,12 @@ from torch import Tensor, fx
 
 from ..._torch_private import TorchDispatchMode, core_decompositions, trace
 from ..captures import Captures
-from ..gradients.function import ForwardContext, refuse_unknown
+from ..gradients.function import ForwardContext
 from ..implicit import RosenbrockStep
 from ..linear_solver import factorise
 from ..linearise import linearise
 from ..system import State, System
+from ..unknown import refuse_unknown
 
 _aten = torch.ops.aten
 
