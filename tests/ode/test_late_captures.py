@@ -9,7 +9,7 @@ from torch import nn
 import ncode
 from ncode import InputError
 
-from .systems import DOUBLE
+from .systems import DOUBLE, close
 
 STEPS = {"method": "rk4", "dt": 0.25}
 METHODS = ({"method": "rk4", "dt": 0.25}, {}, {"method": "rodas5p"})
@@ -98,3 +98,49 @@ def test_dynamics_without_parameters_are_evaluated_no_more_often_than_without_au
         ncode.solve(dynamics, x0, 0.0, 1.0, **STEPS)
     assert len(calls) == 2 * count
     assert not sol.x.requires_grad
+
+
+# Buffers that are first read after t0, and change between solve and backward.
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rate = nn.Parameter(torch.ones(2, dtype=DOUBLE))
+        self.register_buffer("mask", torch.tensor([1.0, 2.0], dtype=DOUBLE))
+        self.register_buffer("unread", torch.ones(2, dtype=DOUBLE))
+        self.register_buffer("count", torch.zeros(2, dtype=DOUBLE))
+        self.register_buffer("late_count", torch.zeros(2, dtype=DOUBLE))
+
+    def forward(self, t, x, theta):
+        self.count.add_(1)
+        if not is_late(t):
+            return -x * self.rate
+        self.late_count.add_(1)
+        return -x * self.rate * self.mask.view(self.unread.shape)
+
+
+@pytest.mark.parametrize("gradient", ["discrete", "adjoint"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({**it, "keep": "states"} for it in METHODS),
+        {**STEPS, "keep": "graph"},
+        {"jump_ts": [0.5], **STEPS},
+        {**STEPS, "checkpoint_every": 2},
+    ],
+)
+@pytest.mark.parametrize("changed", ["mask", "unread", "late_count"])
+def test_a_buffer_first_read_after_t0_that_changes_before_backward_is_refused(gradient, options, changed):
+    module, x0 = Masked(), torch.ones(1, 2, dtype=DOUBLE)
+    sol = ncode.solve(module, x0, 0.0, 1.0, gradient=gradient, **options)
+    getattr(module, changed).mul_(0)
+    if changed == "mask":
+        with pytest.raises(InputError, match="changed in place between solve and backward"):
+            sol.x.sum().backward()
+    else:
+        sol.x.sum().backward()
+        found = module.rate.grad.clone()
+        module.rate.grad = None
+        ncode.solve(module, x0, 0.0, 1.0, gradient=gradient, **options).x.sum().backward()
+        close(found, module.rate.grad)

@@ -22,6 +22,8 @@ from ..errors import InputError
 from .held_values import children, held_by
 from .system import CHANGES_ARGUMENT, State, version_of
 
+_OF_SHAPE = frozenset({"size", "dim", "ndimension", "numel", "stride", "data_ptr", "is_inference", "__len__"})
+
 
 class Probe(NamedTuple):
     """The evaluation at t0 with its graph: its arguments, which are leaves, and the slope."""
@@ -42,6 +44,7 @@ class Captures(NamedTuple):
     versions: tuple[int, ...]  # of `others`, after the evaluation
     uses_time: bool
     probe: Probe | None = None  # the evaluation, where it was made with autograd
+    late: tuple[tuple[Tensor, int], ...] = ()  # what functions hold besides, and could read later, with versions
 
 
 class _OutsideTensors(TorchFunctionMode):
@@ -113,18 +116,18 @@ def find_captures(
 
     trained = [tensor for tensor in mode.outside.values() if tensor.requires_grad]
     known = {id(tensor) for tensor in (*trained, t, *z, *theta)}
-    for tensor in (*_graph_leaves(slope, trained, start), *_reachable(functions)):
+    reachable, late = _reachable(functions, mode.outside)
+    for tensor in (*_graph_leaves(slope, trained, start), *reachable):
         made_here = tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= start._sequence_nr()
         if id(tensor) not in known and not made_here:  # a result that the functions remember is no capture
             known.add(id(tensor))
             trained.append(tensor)
     others = [tensor for tensor in mode.outside.values() if not tensor.requires_grad]
-    late = [tensor for tensor in trained if id(tensor) not in mode.outside]
-    outside = (*mode.outside.values(), *late)
+    outside = (*mode.outside.values(), *(tensor for tensor in trained if id(tensor) not in mode.outside))
     versions = tuple(map(version_of, others))
     found = tuple(leaf.detach() for leaf in slope)
     probe = Probe(t, z, theta, slope)
-    return Captures(found, tuple(trained), tuple(others), outside, versions, id(t) in mode.used, probe)
+    return Captures(found, tuple(trained), tuple(others), outside, versions, id(t) in mode.used, probe, late)
 
 
 def _check_unchanged(given: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
@@ -179,14 +182,44 @@ def _is_autocast_copy(node: Any, trained: Sequence[Tensor]) -> bool:
     )
 
 
-def _reachable(functions: Sequence[Callable[..., Any] | None]) -> Iterator[Tensor]:
-    """Parameters that functions could use: some are used at later times only, and one evaluation does not show them."""
+def _reachable(
+    functions: Sequence[Callable[..., Any] | None], seen: Mapping[int, Tensor]
+) -> tuple[list[Tensor], tuple[tuple[Tensor, int], ...]]:
+    """Parameters that functions could use: some are used at later times only, and one evaluation does not show them.
+
+    Also the other tensors that they hold, apart from those that were seen, with their versions.
+    """
+    parameters: list[Tensor] = []
+    others: dict[int, tuple[Tensor, int]] = {}
     for function in functions:
         nearest = {id(value) for _, value in children(function)}
         for value in held_by(function):
-            # A computed tensor that some object holds may belong to a graph that is gone.
-            if isinstance(value, Tensor) and value.requires_grad and (value.is_leaf or id(value) in nearest):
-                yield value
+            if not isinstance(value, Tensor):
+                continue
+            if not value.requires_grad:
+                if id(value) not in seen:
+                    others[id(value)] = value, version_of(value)
+            elif value.is_leaf or id(value) in nearest:  # another one may belong to a graph that is gone
+                parameters.append(value)
+    return parameters, tuple(others.values())
+
+
+class RefuseReads(TorchFunctionMode):
+    """Raises an error where one of some tensors is read; shapes and the like may be."""
+
+    def __init__(self, tensors: Sequence[Tensor], error: Callable[[Tensor], Exception]):
+        super().__init__()
+        self.tensors, self.error = {id(tensor): tensor for tensor in tensors}, error
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in _OF_SHAPE or (name == "__get__" and not isinstance(result, Tensor)):
+            return result
+        for value in _tensors_in((*args, *(kwargs or {}).values())):
+            if id(value) in self.tensors:
+                raise self.error(value)
+        return result
 
 
 class _Replace(TorchFunctionMode):

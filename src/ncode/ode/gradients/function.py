@@ -9,8 +9,8 @@ that other threads could see.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ from ..._torch_private import backward_keeps_graph, has_other_ranks
 from ...errors import InputError, Status
 from ..arguments import all_finite
 from ..backends import WholePullback
-from ..captures import Captures, IsolatedFunction, autocast_modes
+from ..captures import Captures, IsolatedFunction, RefuseReads, autocast_modes
 from ..held_values import held_by
 from ..independence import Positions
 from ..problem import Problem, SampleInputs
@@ -151,7 +151,8 @@ class ForwardContext:
     """The surroundings of the forward pass, as a context in which backward evaluates the dynamics again.
 
     Restores the autocast mode. Remembers the tensors that replaced a module's own (torch.func.functional_call), and the
-    versions of captures; those that the dynamics change themselves, as BatchNorm does, are not watched.
+    versions of captures; those that the dynamics change themselves, as BatchNorm does, are not watched. What functions
+    hold, and read at later times than t0 if at all, may change unless backward reads it.
     """
 
     def __init__(self, system: System, device: torch.device, captures: Captures):
@@ -159,11 +160,24 @@ class ForwardContext:
         pairs = zip(captures.others, captures.versions, strict=True)
         self.watched = [(it, version) for it, version in pairs if version_of(it) == version]
         self.varies = len(self.watched) < len(captures.others)  # whether the dynamics change what they read
+        self.late = [(it, version) for it, version in captures.late if version_of(it) == version]
         self.stack = ExitStack()
 
-    def check_versions(self) -> None:
-        """Refuse captures that were changed since."""
+    @contextmanager
+    def refuse_changes(self) -> Iterator[None]:
+        """Refuse captures that were changed since, and to read what else was."""
         _refuse_changes(self.watched)
+        changed = [it for it, version in self.late if version_of(it) != version]
+        if not changed:
+            yield
+            return
+        with RefuseReads(changed, _changed):
+            try:
+                yield
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                raise _changed(changed[0]) from error  # a kept graph had saved it
 
     def __enter__(self) -> None:
         self.stack = ExitStack()
@@ -183,7 +197,11 @@ def check_versions(captures: Captures) -> None:
 def _refuse_changes(versions: Iterable[tuple[Tensor, int]]) -> None:
     for tensor, version in versions:
         if version_of(tensor) != version:
-            raise InputError(CHANGED.format(shape=tuple(tensor.shape)))
+            raise _changed(tensor)
+
+
+def _changed(tensor: Tensor) -> InputError:
+    return InputError(CHANGED.format(shape=tuple(tensor.shape)))
 
 
 def _replaced_tensors(functions: Sequence[Any]) -> list[tuple[dict[str, Any], str, Tensor]]:
@@ -282,12 +300,11 @@ class Pullback(ABC):
 
     def __call__(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
         """Gradients for z0, for those of the inputs that `needed` marks with True, and for the trained captures."""
-        self.context.check_versions()
         system, captures = for_backward(self.problem.system, self.captures, self.context)
         safe = self
         if captures is not self.captures or system is not self.problem.system:
             safe = replace(self, problem=replace(self.problem, system=system), captures=captures)
-        with torch.no_grad():
+        with torch.no_grad(), self.context.refuse_changes():
             return safe.pull(needed, grads)
 
     @abstractmethod
