@@ -78,6 +78,39 @@ def test_an_output_that_is_written_again_is_refused(method):
         ncode.solve(lambda t, x, theta: torch.mul(x, -1, out=buffer), torch.ones(3, 1), 0.0, 1.0, method=method, dt=0.1)
 
 
+def through_numpy(size):
+    """Dynamics that write -x into one array, each time."""
+    memory = np.empty((size, 1), np.float32)
+    shared = torch.from_numpy(memory)
+
+    def dynamics(t, x, theta):
+        np.multiply(x.detach().numpy(), -1, out=memory[: len(x)])
+        return shared if len(x) == size else shared[: len(x)]
+
+    return dynamics
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.1}, {"method": "midpoint", "step": "batch"}])
+def test_an_output_that_is_written_again_through_numpy_is_refused(mode, size, options):
+    with mode(), pytest.raises(InputError, match="had returned before"):
+        ncode.solve(through_numpy(size), torch.ones(size, 1), 0.0, 1.0, **options)
+
+
+def test_one_evaluation_per_step_may_write_its_output_again_through_numpy():
+    x0 = torch.ones(3, 1)
+    sol = ncode.solve(through_numpy(3), x0, 0.0, 1.0, method="euler", dt=0.125)
+    close(sol.x, x0 * 0.875**8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.1}])
+def test_a_constant_that_is_returned_each_time_is_no_output_that_is_written_again(options):
+    slope, x0 = double(1.0, 2.0, torch.nan), double(1.0, 1.0, 1.0)
+    sol = ncode.solve(lambda t, x, theta: slope, x0, 0.0, 1.0, throw=False, **options)
+    close(sol.x, x0 + slope, equal_nan=True)
+
+
 def test_an_output_that_is_given_is_refused_where_autograd_cannot_follow_it():
     buffer = torch.empty(3, 1)
     with pytest.raises(InputError, match="return a new tensor"):

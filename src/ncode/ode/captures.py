@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from .._torch_private import pytree
 from ..errors import InputError
 from .held_values import children, held_by
-from .system import CHANGES_ARGUMENT, State, version_of
+from .system import CHANGES_ARGUMENT, REUSES_OUTPUT, State, version_of
 
 _OF_SHAPE = frozenset({"size", "dim", "ndimension", "numel", "stride", "data_ptr", "is_inference", "__len__"})
 
@@ -137,11 +137,31 @@ def _check_unchanged(given: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
     """
     changed = False
     for now, before in zip(given, kept, strict=bool(kept)):
-        if not torch.equal(now, before) and not bool(((now == before) | (now.isnan() & before.isnan())).all()):
+        if not has_values(now, before):
             now.data.copy_(before)
             changed = True
     if changed:
         raise InputError(CHANGES_ARGUMENT)
+
+
+def has_values(now: Tensor, before: Tensor) -> bool:
+    """Whether a tensor has the values of another one, nan included."""
+    return torch.equal(now, before) or bool(((now == before) | (now.isnan() & before.isnan())).all())
+
+
+class FirstSlope:
+    """A recorder that refuses dynamics which, in the first step, write over what they returned at t0.
+
+    Version counters show this, too, but not if it is written through NumPy. Not on a GPU, which would have to wait.
+    """
+
+    def __init__(self, slope: State):
+        self.pairs = [(leaf, leaf.clone()) for leaf in slope]
+
+    def add(self, record: object) -> None:
+        pairs, self.pairs = self.pairs, []
+        if not all(has_values(leaf, before) for leaf, before in pairs):
+            raise InputError(REUSES_OUTPUT)
 
 
 def evaluate_with_time_use(function: Callable[..., Any], t: Tensor, *more: Any) -> tuple[Any, bool]:
