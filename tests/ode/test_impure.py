@@ -117,6 +117,15 @@ def test_an_output_that_is_given_is_refused_where_autograd_cannot_follow_it():
         ncode.solve(lambda t, x, theta: torch.mul(x, -1, out=buffer), torch.ones(3, 1), 0.0, 1.0)
 
 
+@pytest.mark.parametrize("compile", [True, "inductor", "kernel"])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("write", [lambda x, to: torch.mul(x, -1, out=to), lambda x, to: to.copy_(-x)])
+def test_an_output_that_is_written_again_is_refused_by_compilers(compile, size, write):
+    buffer = torch.empty(size, 1, dtype=DOUBLE)
+    with torch.no_grad(), pytest.raises(InputError, match="had returned before"):
+        ncode.solve(lambda t, x, theta: write(x, buffer), torch.ones_like(buffer), 0.0, 1.0, compile=compile)
+
+
 def test_one_evaluation_per_step_may_write_its_output_again():
     buffer, x0 = torch.empty(3, 1, dtype=DOUBLE), double(1.0, 2.0, 3.0)
     with torch.no_grad():

@@ -45,6 +45,7 @@ class Captures(NamedTuple):
     uses_time: bool
     probe: Probe | None = None  # the evaluation, where it was made with autograd
     late: tuple[tuple[Tensor, int], ...] = ()  # what functions hold besides, and could read later, with versions
+    rewrites: bool = False  # whether the slope is an outside tensor that the evaluation has changed (out=...)
 
 
 class _OutsideTensors(TorchFunctionMode):
@@ -54,6 +55,7 @@ class _OutsideTensors(TorchFunctionMode):
         super().__init__()
         self.inside = {id(tensor): tensor for tensor in known}  # holding them keeps their ids unique
         self.outside: dict[int, Tensor] = {}
+        self.versions: dict[int, int] = {}  # of these, when they were met
         self.used: set[int] = set()  # ids of arguments, apart from reads of attributes such as shapes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -62,13 +64,17 @@ class _OutsideTensors(TorchFunctionMode):
         for value in _tensors_in((*args, *kwargs.values())):
             if reads_value:
                 self.used.add(id(value))
-            if id(value) not in self.inside:
-                self.outside[id(value)] = value
+            if id(value) not in self.inside and id(value) not in self.outside:
+                self.outside[id(value)], self.versions[id(value)] = value, version_of(value)
         result = func(*args, **kwargs)
         for value in _tensors_in((result,)):
             if id(value) not in self.outside:
                 self.inside[id(value)] = value
         return result
+
+    def changed(self, tensor: Tensor) -> bool:
+        """Whether this is an outside tensor that was changed since it was met."""
+        return id(tensor) in self.versions and version_of(tensor) != self.versions[id(tensor)]
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -97,8 +103,9 @@ def find_captures(
             slope = evaluate(copies[0], copies[1 : 1 + len(z)], copies[1 + len(z) :])
         if torch.is_inference_mode_enabled() or t.device.type == "cpu":
             _check_unchanged(copies, (t, *z, *theta))
-        others = tuple(mode.outside.values())
-        return Captures(slope, (), others, others, tuple(map(version_of, others)), id(copies[0]) in mode.used)
+        others, uses_time = tuple(mode.outside.values()), id(copies[0]) in mode.used
+        versions = tuple(map(version_of, others))
+        return Captures(slope, (), others, others, versions, uses_time, rewrites=any(map(mode.changed, slope)))
 
     kept = [leaf.detach().clone() for leaf in (t, *z, *theta)] if t.device.type == "cpu" else ()
     # Stand-ins for the arguments: what leads to them is not outside.
@@ -127,7 +134,8 @@ def find_captures(
     versions = tuple(map(version_of, others))
     found = tuple(leaf.detach() for leaf in slope)
     probe = Probe(t, z, theta, slope)
-    return Captures(found, tuple(trained), tuple(others), outside, versions, id(t) in mode.used, probe, late)
+    rewrites, uses_time = any(map(mode.changed, slope)), id(t) in mode.used
+    return Captures(found, tuple(trained), tuple(others), outside, versions, uses_time, probe, late, rewrites)
 
 
 def _check_unchanged(given: Sequence[Tensor], kept: Sequence[Tensor]) -> None:

@@ -25,6 +25,8 @@ def probe(problem: Problem, *, train: bool) -> Captures:
     t = system.clock(theta, t)
     with explain_errors(system, t, z, theta), without_communication():
         captures = find_captures(lambda *at: system.bind(at[2])(*at[:2]), system.functions, t, z, theta, train=train)
+    if captures.rewrites and problem.options.backend.fuses:  # a compiled graph would return a result of another one
+        raise InputError(REUSES_OUTPUT)
     if captures.uses_time:
         problem.check_resolution()
     return captures
