@@ -126,6 +126,23 @@ def test_an_output_that_is_written_again_is_refused_by_compilers(compile, size, 
         ncode.solve(lambda t, x, theta: write(x, buffer), torch.ones_like(buffer), 0.0, 1.0, compile=compile)
 
 
+@pytest.mark.parametrize("compile", [True, "inductor"])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t, x, theta: torch.from_numpy(-x.numpy()),
+        lambda t, x, theta: -x * torch.as_tensor(np.abs(np.asarray(x))),
+    ],
+)
+def test_numpy_inside_of_compiled_dynamics_is_refused(compile, size, function):
+    x0 = torch.ones(size, 1, dtype=DOUBLE)
+    with torch.no_grad():
+        with pytest.raises(InputError, match="cannot read the value of a tensor"):
+            ncode.solve(function, x0, 0.0, 1.0, compile=compile)
+        assert ncode.solve(function, x0, 0.0, 1.0).ok.all()
+
+
 def test_one_evaluation_per_step_may_write_its_output_again():
     buffer, x0 = torch.empty(3, 1, dtype=DOUBLE), double(1.0, 2.0, 3.0)
     with torch.no_grad():
