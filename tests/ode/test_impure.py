@@ -67,8 +67,9 @@ def test_a_change_in_place_at_a_later_time_is_refused(gradient, options):
     def dynamics(t, x, theta):
         return -x if float(t.detach().max()) < 0.3 else x.detach().neg_()
 
-    with torch.no_grad(), pytest.raises(InputError, match="in place"):
-        ncode.solve(dynamics, torch.ones(3, 2), 0.0, 1.0, gradient=gradient, **options)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), pytest.raises(InputError, match="in place"):
+            ncode.solve(dynamics, torch.ones(3, 2), 0.0, 1.0, gradient=gradient, **options)
 
 
 @pytest.mark.parametrize("method", ["midpoint", "rk4", "dopri5"])

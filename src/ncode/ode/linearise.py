@@ -22,9 +22,8 @@ UNROLLED = 8  # up to this size a traced solve writes out linear algebra element
 
 NOT_DIFFERENTIABLE = (
     "methods for stiff problems need the Jacobian of each sample, but autograd cannot follow the dynamics: they change"
-    " with x, and return a tensor without a graph (torch.no_grad(), .detach(), NumPy or out= inside?), or solve runs"
-    " under torch.inference_mode() (use no_grad). Write them in operations of torch, give them a method"
-    " jacobian(t, x, theta), or use an explicit method"
+    " with x, and return a tensor without a graph (torch.no_grad(), .detach(), NumPy or out= inside?). Write them in"
+    " operations of torch, give them a method jacobian(t, x, theta), or use an explicit method"
 )
 
 

@@ -54,6 +54,8 @@ def explain_errors(system: System, t: Tensor, z: State, theta: Sequence[Tensor])
     try:
         yield
     except (RuntimeError, TypeError, IndexError, InputError) as error:
+        if "nference tensor" in str(error):
+            raise
         if "in-place" in str(error) or "inplace" in str(error):
             raise InputError(CHANGES_ARGUMENT) from error
         if "out=... arguments" in str(error):

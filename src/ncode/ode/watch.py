@@ -302,9 +302,6 @@ def _value_and_gradients(
     function: Callable[..., Tensor], at: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     """The values of a function, (batch,), and the gradients of their sum; None where it does not depend."""
-    if torch.is_inference_mode_enabled():  # autograd records nothing there, but torch.func does
-        value, pull_back, *_ = torch.func.vjp(function, *at)
-        return value, pull_back(torch.ones_like(value))
     with torch.enable_grad():
         at = [leaf.detach().requires_grad_() for leaf in at]
         value = function(*at)
