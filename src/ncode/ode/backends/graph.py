@@ -6,6 +6,7 @@ but handed back; results that the next call takes as inputs stay in the memory o
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,9 @@ from ...errors import InputError
 from ..system import map_tensors, rebuild, tensors_of, without_gaps
 from . import TensorFunction
 from .layout import DECOMPOSITIONS, force_batch_last, to_batch_first, to_batch_last
+
+TRACING = threading.RLock()
+"""Held while something is traced or compiled: torch keeps the state of both for the whole process."""
 
 
 class CompiledFunction:
