@@ -47,6 +47,31 @@ def test_an_event_that_changes_x_is_refused(mode, function):
         ncode.solve(lambda t, x, theta: -x, torch.ones(3, 2), 0.0, 1.0, events=ncode.Event(function))
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("mode", MODES)
+def test_an_event_that_autograd_cannot_follow_is_refused(mode):
+    buffer = torch.empty(3)
+    ways = (lambda x: torch.sub(x[:, 0], 0.5, out=buffer), lambda x: torch.from_numpy(x.numpy()[:, 0] - 0.5))
+    for way in ways:
+        event = ncode.Event(lambda t, x, theta, way=way: way(x))
+        with mode(), pytest.raises(InputError, match="by operations of torch"):
+            ncode.solve(lambda t, x, theta: -x, torch.ones(3, 2), 0.0, 1.0, events=event)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", ["rodas5p", "kvaerno5", "dopri5"])
+def test_numpy_on_what_requires_a_gradient_is_refused(mode, method):
+    def dynamics(t, x, theta):
+        return torch.from_numpy(-x.numpy())
+
+    if mode is not torch.enable_grad and method == "dopri5":
+        with mode():
+            assert ncode.solve(dynamics, torch.ones(3, 1), 0.0, 1.0, method=method).ok.all()
+        return
+    with mode(), pytest.raises(InputError, match="in operations of torch"):
+        ncode.solve(dynamics, torch.ones(3, 1), 0.0, 1.0, method=method)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_dynamics_that_change_theta_are_refused_and_theta_stays(mode):
     theta = torch.ones(3, 2)

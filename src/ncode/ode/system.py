@@ -43,6 +43,16 @@ REUSES_OUTPUT = (
     " that is filled anew): a step needs the slopes of several evaluations, so return a new tensor each time"
 )
 
+NUMPY = (
+    "the dynamics, the feedback or the cost hand a tensor that requires a gradient to NumPy, which autograd cannot"
+    " follow: write them in operations of torch; or read x.detach().numpy(), a constant without a gradient; or solve"
+    " under torch.no_grad() by an explicit method"
+)
+EVENT_WITHOUT_DERIVATIVE = (
+    "the function of an Event is differentiated, to locate events and to tell on which side of them a sample is, and"
+    " autograd cannot follow it through out= or NumPy: return a new tensor, by operations of torch"
+)
+
 
 JUMPS, EARLIEST, LATEST, T0 = -4, -3, -2, -1
 """Places of times among the constants of a `System`: T0 if it is shifted, the others if it is bounded."""
@@ -286,6 +296,16 @@ class _Word(str):
 def _is_like(k: Tensor, leaf: Tensor) -> bool:
     alike = k.shape == leaf.shape and k.dtype is leaf.dtype and k.layout is leaf.layout
     return alike and k.device == leaf.device
+
+
+def reads_by_numpy(error: Exception) -> bool:
+    """Whether this is torch's error for NumPy on a tensor that requires a gradient."""
+    return "numpy() on Tensor that requires grad" in str(error)
+
+
+def writes_to_output(error: Exception) -> bool:
+    """Whether this is torch's error for out= with a tensor that requires a gradient."""
+    return "out=... arguments" in str(error)
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:
