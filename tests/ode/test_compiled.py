@@ -5,6 +5,7 @@ which is where all but rounding could go wrong.
 """
 
 import math
+import threading
 
 import pytest
 import torch
@@ -50,6 +51,32 @@ def test_compiled_equals_eager_for_everything(feedback, options):
         lambda compile: ncode.solve(**system.arguments(), **options, compile=compile), system.inputs, system.loss
     )
     close(fast, eager, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("compile", ["inductor", True])
+@pytest.mark.usefixtures("traced")
+def test_threads_that_compile_at_once_do_not_disturb_each_other(compile):
+    errors = []
+
+    def work(size):
+        net, x0 = nn.Linear(2, 2, dtype=DOUBLE), torch.ones(size, 2, dtype=DOUBLE)
+        try:
+            found = [
+                ncode.solve(lambda t, x, theta: net(x), x0, 0.0, 1.0, method="rk4", dt=0.25, compile=it)
+                for it in (compile, False)
+            ]
+            grads = [torch.autograd.grad(sol.x.sum(), net.weight) for sol in found]
+            close(found[0].x, found[1].x)
+            close(grads[0], grads[1])
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(size,)) for size in range(3, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
 
 
 @pytest.mark.parametrize("gradient", ["adjoint", "autograd"])

@@ -612,6 +612,13 @@ def test_events_are_the_same_in_inference_mode(method, event):
         assert torch.equal(found.x, expected.x)
 
 
+def test_an_event_that_uses_a_tensor_of_inference_mode_gets_a_sentence():
+    with torch.inference_mode():
+        level, x0 = torch.ones(1, dtype=DOUBLE), torch.tensor([[0.5], [0.7]], dtype=DOUBLE)
+        with pytest.raises(InputError, match="made under torch"):
+            ncode.solve(_down, x0, 0.0, 0.9, events=ncode.Event(lambda t, x, theta: (level * x).sqrt()[:, 0] - 0.013))
+
+
 def test_a_reset_that_works_in_place_changes_only_its_own_samples():
     def in_place(t, x, theta):
         x[:, 1] *= -1

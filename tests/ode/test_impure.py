@@ -47,6 +47,31 @@ def test_an_event_that_changes_x_is_refused(mode, function):
         ncode.solve(lambda t, x, theta: -x, torch.ones(3, 2), 0.0, 1.0, events=ncode.Event(function))
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("mode", MODES)
+def test_an_event_that_autograd_cannot_follow_is_refused(mode):
+    buffer = torch.empty(3)
+    ways = (lambda x: torch.sub(x[:, 0], 0.5, out=buffer), lambda x: torch.from_numpy(x.numpy()[:, 0] - 0.5))
+    for way in ways:
+        event = ncode.Event(lambda t, x, theta, way=way: way(x))
+        with mode(), pytest.raises(InputError, match="by operations of torch"):
+            ncode.solve(lambda t, x, theta: -x, torch.ones(3, 2), 0.0, 1.0, events=event)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("method", ["rodas5p", "kvaerno5", "dopri5"])
+def test_numpy_on_what_requires_a_gradient_is_refused(mode, method):
+    def dynamics(t, x, theta):
+        return torch.from_numpy(-x.numpy())
+
+    if mode is not torch.enable_grad and method == "dopri5":
+        with mode():
+            assert ncode.solve(dynamics, torch.ones(3, 1), 0.0, 1.0, method=method).ok.all()
+        return
+    with mode(), pytest.raises(InputError, match="in operations of torch"):
+        ncode.solve(dynamics, torch.ones(3, 1), 0.0, 1.0, method=method)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_dynamics_that_change_theta_are_refused_and_theta_stays(mode):
     theta = torch.ones(3, 2)
@@ -67,8 +92,9 @@ def test_a_change_in_place_at_a_later_time_is_refused(gradient, options):
     def dynamics(t, x, theta):
         return -x if float(t.detach().max()) < 0.3 else x.detach().neg_()
 
-    with torch.no_grad(), pytest.raises(InputError, match="in place"):
-        ncode.solve(dynamics, torch.ones(3, 2), 0.0, 1.0, gradient=gradient, **options)
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode(), pytest.raises(InputError, match="in place"):
+            ncode.solve(dynamics, torch.ones(3, 2), 0.0, 1.0, gradient=gradient, **options)
 
 
 @pytest.mark.parametrize("method", ["midpoint", "rk4", "dopri5"])
@@ -78,10 +104,69 @@ def test_an_output_that_is_written_again_is_refused(method):
         ncode.solve(lambda t, x, theta: torch.mul(x, -1, out=buffer), torch.ones(3, 1), 0.0, 1.0, method=method, dt=0.1)
 
 
+def through_numpy(size):
+    """Dynamics that write -x into one array, each time."""
+    memory = np.empty((size, 1), np.float32)
+    shared = torch.from_numpy(memory)
+
+    def dynamics(t, x, theta):
+        np.multiply(x.detach().numpy(), -1, out=memory[: len(x)])
+        return shared if len(x) == size else shared[: len(x)]
+
+    return dynamics
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.1}, {"method": "midpoint", "step": "batch"}])
+def test_an_output_that_is_written_again_through_numpy_is_refused(mode, size, options):
+    with mode(), pytest.raises(InputError, match="had returned before"):
+        ncode.solve(through_numpy(size), torch.ones(size, 1), 0.0, 1.0, **options)
+
+
+def test_one_evaluation_per_step_may_write_its_output_again_through_numpy():
+    x0 = torch.ones(3, 1)
+    sol = ncode.solve(through_numpy(3), x0, 0.0, 1.0, method="euler", dt=0.125)
+    close(sol.x, x0 * 0.875**8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"method": "rk4", "dt": 0.1}])
+def test_a_constant_that_is_returned_each_time_is_no_output_that_is_written_again(options):
+    slope, x0 = double(1.0, 2.0, torch.nan), double(1.0, 1.0, 1.0)
+    sol = ncode.solve(lambda t, x, theta: slope, x0, 0.0, 1.0, throw=False, **options)
+    close(sol.x, x0 + slope, equal_nan=True)
+
+
 def test_an_output_that_is_given_is_refused_where_autograd_cannot_follow_it():
     buffer = torch.empty(3, 1)
     with pytest.raises(InputError, match="return a new tensor"):
         ncode.solve(lambda t, x, theta: torch.mul(x, -1, out=buffer), torch.ones(3, 1), 0.0, 1.0)
+
+
+@pytest.mark.parametrize("compile", [True, "inductor", "kernel"])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("write", [lambda x, to: torch.mul(x, -1, out=to), lambda x, to: to.copy_(-x)])
+def test_an_output_that_is_written_again_is_refused_by_compilers(compile, size, write):
+    buffer = torch.empty(size, 1, dtype=DOUBLE)
+    with torch.no_grad(), pytest.raises(InputError, match="had returned before"):
+        ncode.solve(lambda t, x, theta: write(x, buffer), torch.ones_like(buffer), 0.0, 1.0, compile=compile)
+
+
+@pytest.mark.parametrize("compile", [True, "inductor"])
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda t, x, theta: torch.from_numpy(-x.numpy()),
+        lambda t, x, theta: -x * torch.as_tensor(np.abs(np.asarray(x))),
+    ],
+)
+def test_numpy_inside_of_compiled_dynamics_is_refused(compile, size, function):
+    x0 = torch.ones(size, 1, dtype=DOUBLE)
+    with torch.no_grad():
+        with pytest.raises(InputError, match="cannot read the value of a tensor"):
+            ncode.solve(function, x0, 0.0, 1.0, compile=compile)
+        assert ncode.solve(function, x0, 0.0, 1.0).ok.all()
 
 
 def test_one_evaluation_per_step_may_write_its_output_again():

@@ -757,9 +757,23 @@ def test_parts_that_depend_on_the_state_do_not_make_others_need_a_graph(method, 
     close(pair.x[1], x0 + 1)
 
 
-def test_a_stiff_method_under_inference_mode_is_told_to_use_no_grad():
-    with torch.inference_mode(), pytest.raises(InputError, match="use no_grad"):
-        ncode.solve(lambda t, x, theta: -x, double(1.0, 2.0), 0.0, 1.0, method="rodas5p")
+@pytest.mark.parametrize(
+    "options", [{"method": "rodas5p"}, {"method": "kvaerno5"}, {"method": "auto"}, {"method": "trapezoid", "dt": 0.1}]
+)
+def test_a_stiff_method_gives_the_same_under_inference_mode(options):
+    rate = double(1.0, 2.0)
+    expected = ncode.solve(lambda t, x, theta: -rate * x, double(1.0, 2.0), 0.0, 1.0, **options)
+    with torch.inference_mode():
+        x0, t1 = double(1.0, 2.0), torch.tensor(1.0)
+        found = ncode.solve(lambda t, x, theta: -rate * x, x0, 0.0, t1, **options)
+    assert torch.equal(found.x, expected.x)
+
+
+def test_a_tensor_of_inference_mode_that_a_jacobian_needs_gets_a_sentence():
+    with torch.inference_mode():
+        rate = double(1.0, 2.0)
+        with pytest.raises(InputError, match="made under torch"):
+            ncode.solve(lambda t, x, theta: rate * -x, double(1.0, 2.0), 0.0, 1.0, method="rodas5p")
 
 
 @pytest.mark.parametrize("rtol", [1e-5, 2e-6])

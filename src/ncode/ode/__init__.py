@@ -13,7 +13,8 @@ To read it, follow one solve from the call to the last Runge-Kutta stage:
     jumps.py       times at which the dynamics jump: steps end there, and see one side only
     last_state.py  the state that `keep_last` keeps of a sample that fails
     captures.py    the outside tensors that f, g and the cost use, found by one evaluation and by what functions hold
-                   (held_values.py); independence.py refuses samples that depend on each other
+                   (held_values.py); unknown.py refuses one that was not found; independence.py refuses samples that
+                   depend on each other
     integrate.py   `start_loop`, then `integrate`: attempts until all samples are done
     attempt.py     `Attempt`: one step per sample, accepted or rejected
     methods.py     methods by name; `make_step`

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from .._torch_private import is_symbolic, is_transforming
+from .._torch_private import is_symbolic, is_transforming, pytree
 from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
 from .arguments import Callback
 from .backends import EAGER, Backend
@@ -29,6 +29,13 @@ from .system import Control, Cost, Dynamics, Feedback, State
 if TYPE_CHECKING:  # shapes as jaxtyping writes them; tests/test_shapes.py checks them with its types
     from typing import Annotated as Inexact
     from typing import Annotated as Real
+
+INFERENCE_TENSOR = (
+    "the dynamics or an event use a tensor that was made under torch.inference_mode(). Outside of it autograd cannot"
+    " save such a tensor, as derivatives need it (here for a gradient, a Jacobian or the time of an event), and nothing"
+    " may change it in place: make it, or the module that holds it, outside of inference mode, or use its .clone()"
+    " made there"
+)
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -68,14 +75,19 @@ def between_two_times(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
-def without_one_answer_for_all(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Refuse dynamics with a Python `if` on values of several samples; torch's error would not say what to do."""
+def explain_torch(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Refuse what torch refuses with an error that would not say what to do in a solve.
+
+    A Python `if` on values of several samples; and tensors of inference mode.
+    """
 
     @functools.wraps(function)
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
+            if "nference tensor" in str(error):
+                raise InputError(INFERENCE_TENSOR) from error
             if "Boolean value of Tensor with more than one value" not in str(error):
                 raise
             raise InputError(
@@ -86,9 +98,34 @@ def without_one_answer_for_all(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return call
 
 
+def outside_inference_mode(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Run without autograd in place of inference mode, in which tensors do not count changes and have no Jacobian.
+
+    Arguments that were made in it are copied.
+    """
+
+    def copied(value: Any) -> Any:
+        made_there = isinstance(value, Tensor) and value.is_inference()
+        return value.clone() if made_there else value
+
+    def all_copied(value: Any) -> Any:
+        return value if callable(value) else pytree.tree_map(copied, value)
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        if not torch.is_inference_mode_enabled() or is_symbolic():
+            return function(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            named: Any = {name: all_copied(value) for name, value in kwargs.items()}
+            return function(*map(all_copied, args), **named)  # pyright: ignore[reportCallIssue]
+
+    return call
+
+
 @between_two_times
 @outside_of_compilation
-@without_one_answer_for_all
+@outside_inference_mode
+@explain_torch
 def solve(
     dynamics: Dynamics,
     x0: Inexact[Tensor, "batch *state"],

@@ -20,7 +20,9 @@ from torch.overrides import TorchFunctionMode
 from .._torch_private import pytree
 from ..errors import InputError
 from .held_values import children, held_by
-from .system import CHANGES_ARGUMENT, State, version_of
+from .system import CHANGES_ARGUMENT, REUSES_OUTPUT, State, version_of
+
+_OF_SHAPE = frozenset({"size", "dim", "ndimension", "numel", "stride", "data_ptr", "is_inference", "__len__"})
 
 
 class Probe(NamedTuple):
@@ -42,6 +44,8 @@ class Captures(NamedTuple):
     versions: tuple[int, ...]  # of `others`, after the evaluation
     uses_time: bool
     probe: Probe | None = None  # the evaluation, where it was made with autograd
+    late: tuple[tuple[Tensor, int], ...] = ()  # what functions hold besides, and could read later, with versions
+    rewrites: bool = False  # whether the slope is an outside tensor that the evaluation has changed (out=...)
 
 
 class _OutsideTensors(TorchFunctionMode):
@@ -51,6 +55,7 @@ class _OutsideTensors(TorchFunctionMode):
         super().__init__()
         self.inside = {id(tensor): tensor for tensor in known}  # holding them keeps their ids unique
         self.outside: dict[int, Tensor] = {}
+        self.versions: dict[int, int] = {}  # of these, when they were met
         self.used: set[int] = set()  # ids of arguments, apart from reads of attributes such as shapes
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -59,13 +64,17 @@ class _OutsideTensors(TorchFunctionMode):
         for value in _tensors_in((*args, *kwargs.values())):
             if reads_value:
                 self.used.add(id(value))
-            if id(value) not in self.inside:
-                self.outside[id(value)] = value
+            if id(value) not in self.inside and id(value) not in self.outside:
+                self.outside[id(value)], self.versions[id(value)] = value, version_of(value)
         result = func(*args, **kwargs)
         for value in _tensors_in((result,)):
             if id(value) not in self.outside:
                 self.inside[id(value)] = value
         return result
+
+    def changed(self, tensor: Tensor) -> bool:
+        """Whether this is an outside tensor that was changed since it was met."""
+        return id(tensor) in self.versions and version_of(tensor) != self.versions[id(tensor)]
 
 
 def _tensors_in(values: Iterable[Any]) -> Iterator[Tensor]:
@@ -94,8 +103,9 @@ def find_captures(
             slope = evaluate(copies[0], copies[1 : 1 + len(z)], copies[1 + len(z) :])
         if torch.is_inference_mode_enabled() or t.device.type == "cpu":
             _check_unchanged(copies, (t, *z, *theta))
-        others = tuple(mode.outside.values())
-        return Captures(slope, (), others, others, tuple(map(version_of, others)), id(copies[0]) in mode.used)
+        others, uses_time = tuple(mode.outside.values()), id(copies[0]) in mode.used
+        versions = tuple(map(version_of, others))
+        return Captures(slope, (), others, others, versions, uses_time, rewrites=any(map(mode.changed, slope)))
 
     kept = [leaf.detach().clone() for leaf in (t, *z, *theta)] if t.device.type == "cpu" else ()
     # Stand-ins for the arguments: what leads to them is not outside.
@@ -113,18 +123,19 @@ def find_captures(
 
     trained = [tensor for tensor in mode.outside.values() if tensor.requires_grad]
     known = {id(tensor) for tensor in (*trained, t, *z, *theta)}
-    for tensor in (*_graph_leaves(slope, trained, start), *_reachable(functions)):
+    reachable, late = _reachable(functions, mode.outside)
+    for tensor in (*_graph_leaves(slope, trained, start), *reachable):
         made_here = tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= start._sequence_nr()
         if id(tensor) not in known and not made_here:  # a result that the functions remember is no capture
             known.add(id(tensor))
             trained.append(tensor)
     others = [tensor for tensor in mode.outside.values() if not tensor.requires_grad]
-    late = [tensor for tensor in trained if id(tensor) not in mode.outside]
-    outside = (*mode.outside.values(), *late)
+    outside = (*mode.outside.values(), *(tensor for tensor in trained if id(tensor) not in mode.outside))
     versions = tuple(map(version_of, others))
     found = tuple(leaf.detach() for leaf in slope)
     probe = Probe(t, z, theta, slope)
-    return Captures(found, tuple(trained), tuple(others), outside, versions, id(t) in mode.used, probe)
+    rewrites, uses_time = any(map(mode.changed, slope)), id(t) in mode.used
+    return Captures(found, tuple(trained), tuple(others), outside, versions, uses_time, probe, late, rewrites)
 
 
 def _check_unchanged(given: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
@@ -134,11 +145,31 @@ def _check_unchanged(given: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
     """
     changed = False
     for now, before in zip(given, kept, strict=bool(kept)):
-        if not torch.equal(now, before) and not bool(((now == before) | (now.isnan() & before.isnan())).all()):
+        if not has_values(now, before):
             now.data.copy_(before)
             changed = True
     if changed:
         raise InputError(CHANGES_ARGUMENT)
+
+
+def has_values(now: Tensor, before: Tensor) -> bool:
+    """Whether a tensor has the values of another one, nan included."""
+    return torch.equal(now, before) or bool(((now == before) | (now.isnan() & before.isnan())).all())
+
+
+class FirstSlope:
+    """A recorder that refuses dynamics which, in the first step, write over what they returned at t0.
+
+    Version counters show this, too, but not if it is written through NumPy. Not on a GPU, which would have to wait.
+    """
+
+    def __init__(self, slope: State):
+        self.pairs = [(leaf, leaf.clone()) for leaf in slope]
+
+    def add(self, record: object) -> None:
+        pairs, self.pairs = self.pairs, []
+        if not all(has_values(leaf, before) for leaf, before in pairs):
+            raise InputError(REUSES_OUTPUT)
 
 
 def evaluate_with_time_use(function: Callable[..., Any], t: Tensor, *more: Any) -> tuple[Any, bool]:
@@ -179,14 +210,44 @@ def _is_autocast_copy(node: Any, trained: Sequence[Tensor]) -> bool:
     )
 
 
-def _reachable(functions: Sequence[Callable[..., Any] | None]) -> Iterator[Tensor]:
-    """Parameters that functions could use: some are used at later times only, and one evaluation does not show them."""
+def _reachable(
+    functions: Sequence[Callable[..., Any] | None], seen: Mapping[int, Tensor]
+) -> tuple[list[Tensor], tuple[tuple[Tensor, int], ...]]:
+    """Parameters that functions could use: some are used at later times only, and one evaluation does not show them.
+
+    Also the other tensors that they hold, apart from those that were seen, with their versions.
+    """
+    parameters: list[Tensor] = []
+    others: dict[int, tuple[Tensor, int]] = {}
     for function in functions:
         nearest = {id(value) for _, value in children(function)}
         for value in held_by(function):
-            # A computed tensor that some object holds may belong to a graph that is gone.
-            if isinstance(value, Tensor) and value.requires_grad and (value.is_leaf or id(value) in nearest):
-                yield value
+            if not isinstance(value, Tensor):
+                continue
+            if not value.requires_grad:
+                if id(value) not in seen:
+                    others[id(value)] = value, version_of(value)
+            elif value.is_leaf or id(value) in nearest:  # another one may belong to a graph that is gone
+                parameters.append(value)
+    return parameters, tuple(others.values())
+
+
+class RefuseReads(TorchFunctionMode):
+    """Raises an error where one of some tensors is read; shapes and the like may be."""
+
+    def __init__(self, tensors: Sequence[Tensor], error: Callable[[Tensor], Exception]):
+        super().__init__()
+        self.tensors, self.error = {id(tensor): tensor for tensor in tensors}, error
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "")
+        if name in _OF_SHAPE or (name == "__get__" and not isinstance(result, Tensor)):
+            return result
+        for value in _tensors_in((*args, *(kwargs or {}).values())):
+            if id(value) in self.tensors:
+                raise self.error(value)
+        return result
 
 
 class _Replace(TorchFunctionMode):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .api import solve
+from .api import outside_inference_mode, solve
 from .events import check_events
 from .options import SolveOptions
 from .probe import probe
@@ -35,6 +35,7 @@ class Explanation:
         return "\n".join([f"backend: {self.backend}", *(f"not {name}: {why}" for name, why in self.why_not.items())])
 
 
+@outside_inference_mode
 def explain(*arguments: Any, **options: Any) -> Explanation:
     """Say which backend `solve` would take with the same arguments, and why not another. Nothing is solved.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import Status
 from .attempt import Attempt, LoopState
 from .backends import WholeSolve
-from .captures import Captures
+from .captures import Captures, FirstSlope
 from .gradients.function import Ends
 from .gradients.kept import KeptGraph
 from .gradients.trajectory import Trajectory
@@ -32,6 +32,7 @@ class Trail(NamedTuple):
     positions: Positions
     recorder: Tape | Trajectory | None  # of the steps, as backward reads them
     graph: KeptGraph | None
+    first: FirstSlope | None = None
 
 
 class ForwardResult(NamedTuple):
@@ -53,7 +54,7 @@ class ForwardResult(NamedTuple):
 
 def run_forward(problem: Problem, trail: Trail, watch: EventWatch | None) -> ForwardResult:
     """Integrate from t0 to t1, or to the first event; with autograd as long as the graph can be kept."""
-    options, backend, (captures, positions, recorder, graph) = problem.options, problem.options.backend, trail
+    options, backend, (captures, positions, recorder, graph, first) = problem.options, problem.options.backend, trail
     t0, t1 = torch.zeros_like(problem.t0), problem.span.detach()
     z = tuple(backend.prepare(leaf.detach()) for leaf in problem.z0)
     theta = tuple(backend.prepare(leaf.detach()) for leaf in problem.theta)
@@ -62,7 +63,7 @@ def run_forward(problem: Problem, trail: Trail, watch: EventWatch | None) -> For
     start = start_loop(backend, attempt, options.dt, t0, t1, z, theta, captures.slope, captures.outside, tolerance)
     start = start if graph is None else graph.enter(start)
     collected = saved, dense, steps = _make_recorders(problem, t0, z, graph)
-    recorders: list[Recorder | None] = [*collected, recorder, None if dense is None else graph]
+    recorders: list[Recorder | None] = [first, *collected, recorder, None if dense is None else graph]
     if watch is not None:
         watch.start(problem, captures.slope)
     state, failed = integrate(

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from .._torch_private import is_traced
 from ..errors import InputError
-from .system import Slope, State
+from .system import Slope, State, reads_by_numpy, writes_to_output
 
 UNROLLED = 8  # up to this size a traced solve writes out linear algebra element by element, so that it is fused
 
 
 NOT_DIFFERENTIABLE = (
     "methods for stiff problems need the Jacobian of each sample, but autograd cannot follow the dynamics: they change"
-    " with x, and return a tensor without a graph (torch.no_grad(), .detach(), NumPy or out= inside?), or solve runs"
-    " under torch.inference_mode() (use no_grad). Write them in operations of torch, give them a method"
-    " jacobian(t, x, theta), or use an explicit method"
+    " with x, and return a tensor without a graph (torch.no_grad(), .detach(), NumPy or out= inside?). Write them in"
+    " operations of torch, give them a method jacobian(t, x, theta) (NumPy then reads x.detach()), or use an explicit"
+    " method"
 )
 
 
@@ -98,7 +98,7 @@ def _followed(slope: Slope, t: Tensor, z: State) -> State:
     try:
         return slope(t, z)
     except RuntimeError as error:
-        if "automatic differentiation" not in str(error):  # torch's own words about out=
+        if not (writes_to_output(error) or reads_by_numpy(error)):
             raise
         raise InputError(NOT_DIFFERENTIABLE) from error
 

@@ -15,7 +15,7 @@ from .captures import Captures, evaluate_with_time_use, find_captures
 from .collectives import without_communication
 from .independence import Positions
 from .problem import Problem
-from .system import CHANGES_ARGUMENT, REUSES_OUTPUT, State, System
+from .system import CHANGES_ARGUMENT, NUMPY, REUSES_OUTPUT, State, System, reads_by_numpy, writes_to_output
 from .watch import EventWatch
 
 
@@ -25,6 +25,8 @@ def probe(problem: Problem, *, train: bool) -> Captures:
     t = system.clock(theta, t)
     with explain_errors(system, t, z, theta), without_communication():
         captures = find_captures(lambda *at: system.bind(at[2])(*at[:2]), system.functions, t, z, theta, train=train)
+    if captures.rewrites and problem.options.backend.fuses:  # a compiled graph would return a result of another one
+        raise InputError(REUSES_OUTPUT)
     if captures.uses_time:
         problem.check_resolution()
     return captures
@@ -52,10 +54,14 @@ def explain_errors(system: System, t: Tensor, z: State, theta: Sequence[Tensor])
     try:
         yield
     except (RuntimeError, TypeError, IndexError, InputError) as error:
+        if "nference tensor" in str(error):
+            raise
         if "in-place" in str(error) or "inplace" in str(error):
             raise InputError(CHANGES_ARGUMENT) from error
-        if "out=... arguments" in str(error):
+        if writes_to_output(error):
             raise InputError(REUSES_OUTPUT) from error
+        if reads_by_numpy(error):
+            raise InputError(NUMPY) from error
         if isinstance(error, RuntimeError) and "dtype" in str(error):
             raise InputError(
                 f"the dynamics, feedback or cost mix x of {z[0].dtype} with another dtype ({error}): use one precision,"

@@ -10,9 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._torch_private import forward_mode_enabled, in_dual_level, is_dual, is_mapped
+from .._torch_private import forward_mode_enabled, in_dual_level, is_dual, is_mapped, is_symbolic
 from ..errors import InputError, Status
-from .captures import Captures, Probe
+from .captures import Captures, FirstSlope, Probe
 from .forward import ForwardResult, Trail, finish_whole, run_forward
 from .gradients.adjoint import AdjointPullback
 from .gradients.discrete import DiscretePullback
@@ -117,6 +117,8 @@ def _solve_by_steps(
             problem.check_values()
         if not captures.slope:  # recalled from an earlier solve
             captures = probe(problem, train=train)._replace(probe=None)
+        eager = not options.backend.fuses and not is_symbolic()
+        first = FirstSlope(captures.slope) if eager and not problem.t0.is_cuda else None
         positions = Positions(captures.outside, problem.batch, together=problem.together, method=options.jacobian_of)
         if watch is not None and watch.holds_samples:
             positions.free = False
@@ -124,8 +126,11 @@ def _solve_by_steps(
             check_separate(problem, captures, positions, watch)
         recorder = _make_recorder(problem) if differentiated else None
         graph = start_graph(problem, captures, evaluation) if isinstance(recorder, Tape) and watch is None else None
-        trail = Trail(captures, positions, recorder, graph)
-        forward = run_forward(problem, trail, watch)
+        trail = Trail(captures, positions, recorder, graph, first)
+        # Where nothing requires a gradient, there is no backward that would find a parameter used at later times only.
+        untrained = eager and train and not differentiated
+        system = replace(problem.system, untrained=True) if untrained else problem.system
+        forward = run_forward(replace(problem, system=system), trail, watch)
     problem = _as_ended(problem if watch is None else watch.shorten(problem), forward)
     state = forward.state
     stats = Stats(forward.nfe, state.accepted, state.rejected, backend=options.backend.name)
@@ -168,7 +173,7 @@ def _outputs(problem: Problem, forward: ForwardResult) -> tuple[Outputs, tuple[T
 
 def _connect(problem: Problem, trail: Trail, forward: ForwardResult, stats: Stats, outputs: Outputs) -> Outputs:
     """The outputs with a gradient: "discrete" along a tape, "adjoint" without one."""
-    captures, positions, recorder, graph = trail
+    captures, positions, recorder, graph, _ = trail
     context = ForwardContext(problem.system, problem.t0.device, captures)
     system, isolated = isolate_captures(problem.system, captures)
     problem = problem if system is problem.system else replace(problem, system=system)

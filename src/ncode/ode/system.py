@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .._torch_private import pytree, without_function_modes
 from ..errors import InputError, format_value
 from .jumps import Piece, find_piece, time_bounds
+from .unknown import refuse_unknown
 
 State = tuple[Tensor, ...]
 Tree = TypeVar("Tree")
@@ -40,6 +41,16 @@ EVENT_CHANGES_ARGUMENT = (
 REUSES_OUTPUT = (
     "the dynamics, the feedback or the cost wrote into a tensor that they had returned before (out=..., or a buffer"
     " that is filled anew): a step needs the slopes of several evaluations, so return a new tensor each time"
+)
+
+NUMPY = (
+    "the dynamics, the feedback or the cost hand a tensor that requires a gradient to NumPy, which autograd cannot"
+    " follow: write them in operations of torch; or read x.detach().numpy(), a constant without a gradient; or solve"
+    " under torch.no_grad() by an explicit method"
+)
+EVENT_WITHOUT_DERIVATIVE = (
+    "the function of an Event is differentiated, to locate events and to tell on which side of them a sample is, and"
+    " autograd cannot follow it through out= or NumPy: return a new tensor, by operations of torch"
 )
 
 
@@ -110,6 +121,7 @@ class System:
     bounded: bool = False  # whether there are jumps: then t0 is a constant, too
     x_spec: pytree.TreeSpec | None = None  # how x's leaves nest; None if x is one tensor
     memo: dict[str, Any] = field(default_factory=dict, repr=False)  # of a backend, for all passes of one solve
+    untrained: bool = False  # whether nothing was found to require a gradient, so that nothing may turn up that does
 
     @property
     def functions(self) -> tuple[Callable[..., Any] | None, ...]:
@@ -213,12 +225,10 @@ class System:
             x, control = self.nest_x(z), self.nest(z[self.states : self.shown]) if self.driven else constant
             given = (t, *z, *leaves, *returned)
             before = versions_of((t, *z, *leaves))
-            slopes = self.flatten_x(self.dynamics(t, x, control), "the dynamics")
-            if self.feedback is not None:
-                slopes.extend(self.flatten(self.feedback(t, x, control)))
-            if self.cost is not None:
-                slopes.append(self.cost(t, x, control))
+            slopes = self._evaluate(t, x, control)
             self.check_slope(z, slopes)
+            if self.untrained and any(k.requires_grad for k in slopes):
+                refuse_unknown(slopes, given)
             now = versions_of((*given, *slopes))
             if now[: len(before)] != before:
                 raise InputError(CHANGES_ARGUMENT)
@@ -228,6 +238,18 @@ class System:
             return tuple(slopes)
 
         return slope
+
+    def _evaluate(self, t: Tensor, x: Any, control: Control) -> list[Any]:
+        """What the user's functions return, as leaves."""
+        if self.untrained and not torch.is_grad_enabled():
+            with torch.enable_grad():
+                return self._evaluate(t, x, control)
+        slopes = self.flatten_x(self.dynamics(t, x, control), "the dynamics")
+        if self.feedback is not None:
+            slopes.extend(self.flatten(self.feedback(t, x, control)))
+        if self.cost is not None:
+            slopes.append(self.cost(t, x, control))
+        return slopes
 
     def check_slope(self, z: State, slope: Sequence[Any]) -> None:
         """Check what the dynamics, the feedback and the cost returned."""
@@ -274,6 +296,16 @@ class _Word(str):
 def _is_like(k: Tensor, leaf: Tensor) -> bool:
     alike = k.shape == leaf.shape and k.dtype is leaf.dtype and k.layout is leaf.layout
     return alike and k.device == leaf.device
+
+
+def reads_by_numpy(error: Exception) -> bool:
+    """Whether this is torch's error for NumPy on a tensor that requires a gradient."""
+    return "numpy() on Tensor that requires grad" in str(error)
+
+
+def writes_to_output(error: Exception) -> bool:
+    """Whether this is torch's error for out= with a tensor that requires a gradient."""
+    return "out=... arguments" in str(error)
 
 
 def versions_of(tensors: Sequence[Tensor]) -> list[int]:

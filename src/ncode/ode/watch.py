@@ -27,7 +27,19 @@ from .held_values import held_by
 from .problem import Problem
 from .root_finding import find_root, step_bracket
 from .step import evaluate_dense
-from .system import EVENT_CHANGES_ARGUMENT, Slope, State, map_tensors, rebuild, tensors_of, versions_of, where
+from .system import (
+    EVENT_CHANGES_ARGUMENT,
+    EVENT_WITHOUT_DERIVATIVE,
+    Slope,
+    State,
+    map_tensors,
+    reads_by_numpy,
+    rebuild,
+    tensors_of,
+    versions_of,
+    where,
+    writes_to_output,
+)
 
 
 class EventWatch:
@@ -64,6 +76,8 @@ class EventWatch:
         try:
             value = event.function(t, *self.system.arguments(z, theta))
         except RuntimeError as error:  # autograd forbids some changes
+            if writes_to_output(error) or reads_by_numpy(error):
+                raise InputError(EVENT_WITHOUT_DERIVATIVE) from error
             if "in-place" not in str(error):
                 raise
             raise InputError(EVENT_CHANGES_ARGUMENT) from error
@@ -302,9 +316,6 @@ def _value_and_gradients(
     function: Callable[..., Tensor], at: Sequence[Tensor]
 ) -> tuple[Tensor, Sequence[Tensor | None]]:
     """The values of a function, (batch,), and the gradients of their sum; None where it does not depend."""
-    if torch.is_inference_mode_enabled():  # autograd records nothing there, but torch.func does
-        value, pull_back, *_ = torch.func.vjp(function, *at)
-        return value, pull_back(torch.ones_like(value))
     with torch.enable_grad():
         at = [leaf.detach().requires_grad_() for leaf in at]
         value = function(*at)

@@ -6,6 +6,7 @@ but handed back; results that the next call takes as inputs stay in the memory o
 
 from __future__ import annotations
 
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +15,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from ..._torch_private import compile_graph, trace
 from ...errors import InputError
 from ..system import map_tensors, rebuild, tensors_of, without_gaps
 from . import TensorFunction
 from .layout import DECOMPOSITIONS, force_batch_last, to_batch_first, to_batch_last
+
+TRACING = threading.RLock()
+"""Held while something is traced or compiled: torch keeps the state of both for the whole process."""
 
 
 class CompiledFunction:
@@ -111,18 +116,31 @@ class CompiledFunction:
         return found
 
 
+class NoNumPy(TorchFunctionMode):
+    """Raises the error of torch for values that are read, where NumPy reads them: no trace shows this."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _READS:
+            raise RuntimeError("the dynamics take the value out of a tracing tensor (NumPy)")
+        return func(*args, **(kwargs or {}))
+
+
+_READS = frozenset({Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
+
+
 @contextmanager
 def _explain_choices() -> Iterator[None]:
     """Explain the error of a function that reads a value, which a graph for all values does not have."""
     try:
-        yield
+        with NoNumPy():
+            yield
     except RuntimeError as error:
         if "value out of a tracing tensor" not in str(error):
             raise
         raise InputError(
-            "compiled dynamics cannot read the value of a tensor (float(t), x.item(), `if` on a tensor), since it would"
-            " stay what it was when they were compiled: write torch.where(t[:, None] > 0.5, a, b) for a choice, or use"
-            " compile=False"
+            "compiled dynamics cannot read the value of a tensor (float(t), x.item(), NumPy, `if` on a tensor), since"
+            " it would stay what it was when they were compiled: write operations of torch, such as"
+            " torch.where(t[:, None] > 0.5, a, b) for a choice, or use compile=False"
         ) from error
 
 

@@ -7,6 +7,7 @@ anew when they change; tensors are arguments.
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -18,11 +19,12 @@ from ..held_values import Survey, survey
 from ..system import RightHandSide, System, tensors_of
 from . import Backend, TensorFunction
 from .compile_time import report_if_slow
-from .graph import CompiledFunction
+from .graph import TRACING, CompiledFunction
 from .layout import to_batch_last
 
 BUCKET = 8  # compiled batches shrink by this factor: every size is a shape of its own
 _LIMIT = 64  # compiled functions kept; the least recently used are dropped
+_caches = threading.Lock()
 _checked: OrderedDict[Hashable, Any] = OrderedDict()
 _compiled: OrderedDict[Hashable, tuple[Any, CompiledFunction]] = OrderedDict()
 
@@ -74,20 +76,31 @@ def _find(
     outside = tuple((it.shape, it.stride(), it.dtype, it.device) for it in captures)
     what = type(function).__name__, identity_of_system(function.system), function.signature
     key = what, shapes, _structure(inputs), outside, torch_settings(tensors[0].device)
-    if key in _compiled:
+    if (made := _kept(key)) is not None:
+        return made
+    with TRACING:
+        if (made := _kept(key)) is not None:  # by another thread, meanwhile
+            return made
+        with report_if_slow(f"{what[0].lower()} for {len(tensors[0])} samples (inductor)"):
+            made = CompiledFunction(function, inputs, captures)
+        _keep(_compiled, key, (function.system, made))
+    return made
+
+
+def _kept(key: Hashable) -> CompiledFunction | None:
+    with _caches:
+        if key not in _compiled:
+            return None
         _compiled.move_to_end(key)
         return _compiled[key][1]
-    with report_if_slow(f"{what[0].lower()} for {len(tensors[0])} samples (inductor)"):
-        made = CompiledFunction(function, inputs, captures)
-    _keep(_compiled, key, (function.system, made))
-    return made
 
 
 def _keep(cache: OrderedDict[Hashable, Any], key: Hashable, value: Any) -> None:
     """Add a value, which holds the system of its key, so that no id in the key is used again."""
-    cache[key] = value
-    while len(cache) > _LIMIT:
-        cache.popitem(last=False)
+    with _caches:
+        cache[key] = value
+        while len(cache) > _LIMIT:
+            cache.popitem(last=False)
 
 
 def _structure(tree: Any) -> Hashable:

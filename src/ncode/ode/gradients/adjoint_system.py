@@ -16,7 +16,8 @@ from ..linearise import linearise
 from ..record import StepRecord
 from ..step import Step
 from ..system import Slope, State, System, expand_like
-from .function import ForwardContext, inner_product, refuse_unknown
+from ..unknown import refuse_unknown
+from .function import ForwardContext, inner_product
 from .trajectory import Trajectory
 
 

@@ -1,8 +1,7 @@
 """Where a solve meets autograd: one autograd.Function for the "discrete" and the "adjoint" gradient.
 
 Backward evaluates the dynamics again, and they must be the function of the forward pass: `ForwardContext` restores its
-surroundings and watches its captures, and `Pullback.check_function` compares the slopes at t0. `refuse_unknown` refuses
-a trained tensor that is not among the captures, and so would lose its gradient.
+surroundings and watches its captures, and `Pullback.check_function` compares the slopes at t0.
 `isolate_captures` and `for_backward` let the dynamics use stand-ins for captures, without a write to a module or a hook
 that other threads could see.
 """
@@ -10,8 +9,8 @@ that other threads could see.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,18 +21,13 @@ from ..._torch_private import backward_keeps_graph, has_other_ranks
 from ...errors import InputError, Status
 from ..arguments import all_finite
 from ..backends import WholePullback
-from ..captures import Captures, IsolatedFunction, autocast_modes
+from ..captures import Captures, IsolatedFunction, RefuseReads, autocast_modes
 from ..held_values import held_by
 from ..independence import Positions
 from ..problem import Problem, SampleInputs
 from ..solution import Stats
 from ..system import State, System, tensors_of, version_of, where
 
-UNKNOWN = (
-    "the dynamics use a tensor of shape {shape}, which requires a gradient, at a later time than t0, and solve did not"
-    " find it among what they hold: its gradient would be lost. Make it a parameter of an nn.Module that the dynamics"
-    ' use, pass it as theta, or use gradient="autograd"'
-)
 CHANGED = (
     "a tensor of shape {shape} that the dynamics use was changed in place between solve and backward (a buffer, say):"
     " the gradient would be that of another function. Call backward before the change, or give the dynamics a copy"
@@ -157,7 +151,8 @@ class ForwardContext:
     """The surroundings of the forward pass, as a context in which backward evaluates the dynamics again.
 
     Restores the autocast mode. Remembers the tensors that replaced a module's own (torch.func.functional_call), and the
-    versions of captures; those that the dynamics change themselves, as BatchNorm does, are not watched.
+    versions of captures; those that the dynamics change themselves, as BatchNorm does, are not watched. What functions
+    hold, and read at later times than t0 if at all, may change unless backward reads it.
     """
 
     def __init__(self, system: System, device: torch.device, captures: Captures):
@@ -165,11 +160,24 @@ class ForwardContext:
         pairs = zip(captures.others, captures.versions, strict=True)
         self.watched = [(it, version) for it, version in pairs if version_of(it) == version]
         self.varies = len(self.watched) < len(captures.others)  # whether the dynamics change what they read
+        self.late = [(it, version) for it, version in captures.late if version_of(it) == version]
         self.stack = ExitStack()
 
-    def check_versions(self) -> None:
-        """Refuse captures that were changed since."""
+    @contextmanager
+    def refuse_changes(self) -> Iterator[None]:
+        """Refuse captures that were changed since, and to read what else was."""
         _refuse_changes(self.watched)
+        changed = [it for it, version in self.late if version_of(it) != version]
+        if not changed:
+            yield
+            return
+        with RefuseReads(changed, _changed):
+            try:
+                yield
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):
+                    raise
+                raise _changed(changed[0]) from error  # a kept graph had saved it
 
     def __enter__(self) -> None:
         self.stack = ExitStack()
@@ -189,7 +197,11 @@ def check_versions(captures: Captures) -> None:
 def _refuse_changes(versions: Iterable[tuple[Tensor, int]]) -> None:
     for tensor, version in versions:
         if version_of(tensor) != version:
-            raise InputError(CHANGED.format(shape=tuple(tensor.shape)))
+            raise _changed(tensor)
+
+
+def _changed(tensor: Tensor) -> InputError:
+    return InputError(CHANGED.format(shape=tuple(tensor.shape)))
 
 
 def _replaced_tensors(functions: Sequence[Any]) -> list[tuple[dict[str, Any], str, Tensor]]:
@@ -200,28 +212,6 @@ def _replaced_tensors(functions: Sequence[Any]) -> list[tuple[dict[str, Any], st
         return []
     places: list[dict[str, Any]] = [place for it in modules for place in (it._parameters, it._buffers)]
     return [(place, name, tensor) for place in places for name, tensor in place.items() if tensor is not None]
-
-
-def refuse_unknown(outputs: Sequence[Tensor], known: Sequence[Tensor]) -> None:
-    """Refuse a graph that leads to a leaf which is not known, and so was not found: its gradient would be lost.
-
-    A leaf with the memory of a known tensor is one that the functions detached themselves, as in x.detach().
-    """
-    memory = {tensor.data_ptr() for tensor in known}
-    leaves, ends = {id(tensor) for tensor in known}, {tensor.grad_fn for tensor in known}
-    stack: list[Any] = [node for output in outputs if (node := output.grad_fn) is not None and node not in ends]
-    visited = {*stack, *ends}
-    while stack:
-        node = stack.pop()
-        after = node.next_functions
-        for it, _ in after:
-            if it is not None and it not in visited:
-                visited.add(it)
-                stack.append(it)
-        if not after:
-            variable = getattr(node, "variable", None)
-            if variable is not None and id(variable) not in leaves and variable.data_ptr() not in memory:
-                raise InputError(UNKNOWN.format(shape=tuple(variable.shape)))
 
 
 def deviates(found: State, expected: State) -> Tensor:
@@ -310,12 +300,11 @@ class Pullback(ABC):
 
     def __call__(self, needed: SampleInputs, grads: Outputs) -> InputGradients:
         """Gradients for z0, for those of the inputs that `needed` marks with True, and for the trained captures."""
-        self.context.check_versions()
         system, captures = for_backward(self.problem.system, self.captures, self.context)
         safe = self
         if captures is not self.captures or system is not self.problem.system:
             safe = replace(self, problem=replace(self.problem, system=system), captures=captures)
-        with torch.no_grad():
+        with torch.no_grad(), self.context.refuse_changes():
             return safe.pull(needed, grads)
 
     @abstractmethod

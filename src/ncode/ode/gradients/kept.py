@@ -25,7 +25,8 @@ from ..integrate import LoopStart
 from ..problem import Problem, SampleInputs
 from ..record import Passed, StepRecord, mask_like
 from ..system import State, expand_like, tensors_of
-from .function import InputGradients, Outputs, computed_from_others, has_hooks, refuse_unknown
+from ..unknown import refuse_unknown
+from .function import InputGradients, Outputs, computed_from_others, has_hooks
 
 MEMORY = 256 * 2**20
 """Bytes that the graphs of all solves which wait for backward may take with keep="auto"."""

@@ -17,7 +17,8 @@ from ..problem import Problem, SampleInputs
 from ..record import StepRecord, Window
 from ..step import StepResult, evaluate_dense
 from ..system import State, System, expand_like
-from .function import ForwardContext, deviates, refuse_unknown
+from ..unknown import refuse_unknown
+from .function import ForwardContext, deviates
 
 Gradients = tuple[Tensor | None, ...]
 

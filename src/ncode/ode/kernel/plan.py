@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import OrderedDict
 from collections.abc import Hashable
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from ...errors import Status
 from ..backends.compile_time import report_if_slow
+from ..backends.graph import TRACING
 from ..backends.inductor import identity_of_system, survey_system
 from ..captures import Captures, autocast_modes
 from ..gradients.function import (
@@ -69,17 +71,25 @@ def find_plan(problem: Problem, captures: Captures, differentiates: bool) -> Pla
         return reason
     wanted = _wanted(problem) if differentiates else None
     key = _key(problem, captures, wanted)
-    if key not in _plans:
-        try:
-            with report_if_slow("the dynamics into loops, for a kernel"):
-                found: Plan | str = _make_plan(problem, captures, wanted)
-        except Unsupported as error:
-            found = str(error)
-        _plans[key] = problem.system, found  # holding the system keeps the ids in its key from being used again
-        while len(_plans) > _LIMIT:
-            _plans.popitem(last=False)
-    _plans.move_to_end(key)
-    return _plans[key][1]
+    kept = _plans.get(key)
+    if kept is None:
+        with TRACING:
+            kept = _plans.get(key) or _add_plan(key, problem, captures, wanted)
+    with contextlib.suppress(KeyError):  # of a plan that another thread has dropped
+        _plans.move_to_end(key)
+    return kept[1]
+
+
+def _add_plan(key: Hashable, problem: Problem, captures: Captures, wanted: Wanted | None) -> tuple[Any, Plan | str]:
+    try:
+        with report_if_slow("the dynamics into loops, for a kernel"):
+            found: Plan | str = _make_plan(problem, captures, wanted)
+    except Unsupported as error:
+        found = str(error)
+    _plans[key] = kept = problem.system, found  # holding the system keeps the ids in its key from being used again
+    while len(_plans) > _LIMIT:
+        _plans.popitem(last=False)
+    return kept
 
 
 class _Recalled(NamedTuple):
@@ -201,9 +211,7 @@ def _no_gradient(problem: Problem) -> str | None:
         return "save_at is given, and times need gradients"
     if options.gradient != "discrete":
         return f'gradient="{options.gradient}" needs the steps in torch'
-    if options.checkpoint_every != 1:
-        return "checkpoint_every is given"
-    return "inference mode is on" if torch.is_inference_mode_enabled() else None
+    return "checkpoint_every is given" if options.checkpoint_every != 1 else None
 
 
 def _other_tensors(problem: Problem, captures: Captures) -> str | None:

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, fx
 
 from ..._torch_private import TorchDispatchMode, core_decompositions, trace
+from ..backends.graph import NoNumPy
 from ..captures import Captures
-from ..gradients.function import ForwardContext, refuse_unknown
+from ..gradients.function import ForwardContext
 from ..implicit import RosenbrockStep
 from ..linear_solver import factorise
 from ..linearise import linearise
 from ..system import State, System
+from ..unknown import refuse_unknown
 
 _aten = torch.ops.aten
 
@@ -167,7 +169,7 @@ def _split(system: System, theta: Sequence[Tensor]) -> tuple[Sequence[Tensor], S
 def _trace(function: Callable[..., Any], inputs: Sequence[Tensor]) -> fx.GraphModule:
     inputs = [leaf.detach().contiguous() for leaf in inputs]
     try:
-        with warnings.catch_warnings(), _RefuseReads():
+        with warnings.catch_warnings(), _RefuseReads(), NoNumPy():
             warnings.simplefilter("ignore")
             return trace(function, inputs, _decompositions(), _without_changes)
     except Unsupported:
