@@ -22,7 +22,6 @@ from .runge_kutta import Bracket, Field, Method, Step, advance, combine, real_dt
 from .states import Norm
 
 EVENT_STEPS = 100_000  # default of max_num_steps where only an event ends the solve
-HALF = (torch.float16, torch.bfloat16)
 INFINITY = float("inf")
 
 
@@ -52,6 +51,7 @@ class Adaptive:
     step_t: Tensor | None = None
     jump_t: Tensor | None = None
     dtype: Any = None  # torchdiffeq's precision of time; here it is always double
+    precision: torch.dtype | None = None  # of the times that func is told, if not that of the state
 
     def solve(self, f: Field, y0: Tensor, t: Tensor) -> Tensor:
         """The states at the times of t, (T, ...)."""
@@ -104,7 +104,7 @@ class Loop:
 
     def __init__(self, solver: Adaptive, f: Field, y0: Tensor, t: Tensor):
         self.solver, self.f, self.sign = solver, f, -1.0 if bool(t[0] > t[-1]) else 1.0
-        self.real, self.device = real_dtype(y0), y0.device
+        self.real, self.device = solver.precision or real_dtype(y0), y0.device
         self.shift = time_shift(t)
         self.differentiable = self.shift is not None
         self.behind = torch.full((), -self.sign * INFINITY, dtype=self.real, device=self.device)
@@ -218,8 +218,6 @@ class Loop:
         return self._norm(error, torch.maximum(y0.abs(), y1.abs()))
 
     def _norm(self, x: Tensor, size: Tensor) -> float:
-        if x.dtype in HALF:
-            x, size = x.float(), size.float()
         found = self.solver.norm(x / (self.solver.atol + self.solver.rtol * size))
         try:
             value = abs(float(found))

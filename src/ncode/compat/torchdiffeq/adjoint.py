@@ -44,7 +44,7 @@ def solve_with_adjoint(
     rtol = problem.rtol if rtol is None else read_tolerance("adjoint_rtol", rtol, layout, y)
     atol = problem.atol if atol is None else read_tolerance("adjoint_atol", atol, layout, y)
     method = problem.method if method is None else check_method(method)
-    check_precision(method, y)
+    check_precision(method, layout.narrow or y.dtype)
     wanted = dict(check_mapping("adjoint_options", options))
     norm = wanted.pop("norm", None)
     if options is None:
@@ -65,7 +65,7 @@ def solve_with_adjoint(
         known = set(map(id, given))
         given += tuple(tensor for tensor in find_parameters(problem, y) if id(tensor) not in known)
 
-    shapes = Augmented(y, problem.t.requires_grad, given)
+    shapes = Augmented(y, problem.t.requires_grad, given, layout.narrow)
     live = {"norm": adjoint_norm(norm, make_norm(problem.options.get("norm"), layout), layout)}
     read["norm"] = lambda parts: live["norm"](parts)
     tolerances = shapes.tolerance(rtol), shapes.tolerance(atol)
@@ -99,8 +99,8 @@ class Plan(NamedTuple):
 class Augmented:
     """The parts of the flat state of backward."""
 
-    def __init__(self, y: Tensor, time: bool, parameters: Sequence[Tensor]):
-        self.shape, self.n, self.time = y.shape, y.numel(), time
+    def __init__(self, y: Tensor, time: bool, parameters: Sequence[Tensor], narrow: torch.dtype | None):
+        self.shape, self.n, self.time, self.narrow = y.shape, y.numel(), time, narrow
         self.shapes = [parameter.shape for parameter in parameters]
         self.sizes = [self.n, self.n, int(time), *(shape.numel() for shape in self.shapes)]
 
@@ -110,6 +110,8 @@ class Augmented:
         time = time.reshape(()) if self.time else z.new_zeros(())
         parts = (grad.reshape(shape) for grad, shape in zip(grads, self.shapes, strict=True))
         return (time, y.reshape(self.shape), a.reshape(self.shape), *parts)
+
+    show = unflatten
 
     def tolerance(self, tolerance: float | Tensor) -> float | Tensor:
         """A tolerance of the state, for all parts: of its adjoint alike, and the smallest for the others."""

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ...ode.tableau import Tableau
 
+HALF = (torch.float16, torch.bfloat16)
+
 Field = Callable[[Tensor, Tensor], Tensor]
 Weights = tuple[tuple[int, float], ...]  # (index of a slope, weight), without zeros
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...errors import InputError
 from ...ode.system import version_of
-from .runge_kutta import Field
+from .runge_kutta import HALF, Field
 
 Leaves = tuple[Tensor, ...]
 State = Tensor | Leaves
@@ -29,11 +29,16 @@ REUSES_OUTPUT = (
 
 
 class Layout:
-    """How the user's state lies in one tensor."""
+    """How the user's state lies in one tensor, which has 32 bits where the user's has 16."""
 
-    def __init__(self, shapes: Sequence[torch.Size] | None):
+    def __init__(self, shapes: Sequence[torch.Size] | None, narrow: torch.dtype | None = None):
         self.shapes = shapes  # None if the state is a tensor
         self.sizes = [shape.numel() for shape in shapes or ()]
+        self.narrow = narrow  # the user's dtype of 16 bits, or None
+
+    def show(self, y: Tensor) -> Any:
+        """The user's state in the user's dtype."""
+        return self.unflatten(y if self.narrow is None else y.to(self.narrow))
 
     def unflatten(self, y: Tensor) -> Any:
         """The user's state, from a tensor (..., N)."""
@@ -44,6 +49,7 @@ class Layout:
 
     def rows(self, y: Tensor) -> Any:
         """The user's states, from a tensor (T, ...): one tensor per leaf, each a view of its own."""
+        y = y if self.narrow is None else y.to(self.narrow)
         if self.shapes is None:
             return y
         begin, leaves = 0, []
@@ -54,7 +60,10 @@ class Layout:
 
 
 def read_state(y0: Any) -> tuple[Layout, Tensor]:
-    """The layout of a state, and the state as one tensor; as in torchdiffeq, tensors of a tuple are promoted."""
+    """The layout of a state, and the state as one tensor; as in torchdiffeq, tensors of a tuple are promoted.
+
+    A state of 16 bits becomes float32: sums of many small steps are lost in 16 bits.
+    """
     if not isinstance(y0, (Tensor, tuple)):
         raise InputError(f"y0 must be a tensor or a tuple of tensors; given {type(y0).__name__}")
     leaves = (y0,) if isinstance(y0, Tensor) else y0
@@ -70,9 +79,10 @@ def read_state(y0: Any) -> tuple[Layout, Tensor]:
         raise InputError(f"y0 must be floating or complex; given {dtype}: use y0.float()")
     if not sum(leaf.numel() for leaf in leaves):
         raise InputError(f"y0 has no elements; given shape {tuple(leaves[0].shape)}")
-    if isinstance(y0, Tensor):
-        return Layout(None), y0
-    return Layout([leaf.shape for leaf in leaves]), torch.cat([leaf.reshape(-1) for leaf in leaves])
+    narrow = dtype if dtype in HALF else None
+    y = y0 if isinstance(y0, Tensor) else torch.cat([leaf.reshape(-1) for leaf in leaves])
+    shapes = None if isinstance(y0, Tensor) else [leaf.shape for leaf in leaves]
+    return Layout(shapes, narrow), y if narrow is None else y.float()
 
 
 def make_field(func: Func, layout: Layout, one_stage: bool = False) -> Field:
@@ -80,6 +90,13 @@ def make_field(func: Func, layout: Layout, one_stage: bool = False) -> Field:
 
     `one_stage`: whether a step needs one slope, so that func may write the next one over it.
     """
+    field, narrow = _make_checked(func, layout, one_stage), layout.narrow
+    if narrow is None:
+        return field
+    return lambda t, y: field(t.to(narrow), y.to(narrow)).to(y.dtype)
+
+
+def _make_checked(func: Func, layout: Layout, one_stage: bool) -> Field:
     slopes_of = _make_slopes(func, layout)
     last: list[tuple[Tensor, int]] = []  # what func returned before, with its version
 
