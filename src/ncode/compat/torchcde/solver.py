@@ -163,6 +163,8 @@ def _check(X: Any, func: Any, z0: Any, t: Tensor) -> None:
     states = [z0] if single else list(z0) if isinstance(z0, (tuple, list)) else None
     if not states or not all(isinstance(state, Tensor) and state.dim() for state in states):
         raise InputError(f"z0 must be a tensor (..., hidden), or a tuple of such; given {type(z0).__name__}")
+    for state in states:
+        check_tensor("z0", state)
     with torch.no_grad():
         speed = X.derivative(start)
         product = hasattr(func, "prod")

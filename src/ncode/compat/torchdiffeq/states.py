@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import InputError, check_tensor
 from ...ode.system import version_of
 from .runge_kutta import HALF, Field
 
@@ -74,6 +74,8 @@ def read_state(y0: Any) -> tuple[Layout, Tensor]:
             raise InputError(f"y0 must be a tensor or a tuple of tensors; given a tuple with {type(leaf).__name__}")
         if leaf.device != leaves[0].device:
             raise InputError(f"the tensors of y0 must be on one device; given {leaves[0].device} and {leaf.device}")
+    for i, leaf in enumerate(leaves):
+        check_tensor("y0" if isinstance(y0, Tensor) else f"y0[{i}]", leaf)
     dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
     if not (dtype.is_floating_point or dtype.is_complex):
         raise InputError(f"y0 must be floating or complex; given {dtype}: use y0.float()")
