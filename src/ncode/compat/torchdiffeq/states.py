@@ -135,7 +135,7 @@ def _make_slopes(func: Func, layout: Layout) -> Field:
 
         def of_tensor(t: Tensor, y: Tensor) -> Tensor:
             slope = func(t, y)
-            if isinstance(slope, Tensor) and slope.shape == y.shape and slope.dtype == y.dtype:
+            if isinstance(slope, Tensor) and _is_like(slope, y):
                 return slope
             return _fit(slope, y.shape, y)
 
@@ -154,10 +154,21 @@ def _make_slopes(func: Func, layout: Layout) -> Field:
     return of_tuple
 
 
+def _is_like(slope: Tensor, y: Tensor) -> bool:
+    if slope.is_nested or slope.shape != y.shape:
+        return False
+    return slope.dtype is y.dtype and slope.layout is y.layout and slope.device == y.device
+
+
 def _fit(slope: Any, shape: torch.Size, y: Tensor) -> Tensor:
-    """A slope in the state's shape and dtype: func may compute under autocast."""
+    """A slope in the state's shape, dtype and layout: func may compute under autocast, or with sparse matrices."""
     if not isinstance(slope, Tensor):
         raise InputError(f"func must return a tensor for each one of the state; returned {type(slope).__name__}")
+    if not slope.is_nested and slope.layout != torch.strided:
+        slope = slope.to_dense()
+    check_tensor("what func returned", slope)
+    if slope.device != y.device and slope.dim():
+        raise InputError(f"func returned a tensor on {slope.device}; expected {y.device}, where y0 is")
     if slope.shape != shape:
         # torchdiffeq flattens tuples, so that code for it may add or lack dimensions of size 1.
         if [size for size in slope.shape if size != 1] != [size for size in shape if size != 1]:
@@ -165,7 +176,7 @@ def _fit(slope: Any, shape: torch.Size, y: Tensor) -> Tensor:
         slope = slope.reshape(shape)
     if slope.is_complex() and not y.is_complex():
         raise InputError(f"func returned {slope.dtype} for a state of {y.dtype}: make y0 complex")
-    return slope.to(y.dtype)
+    return slope.to(y)
 
 
 def rms(x: Tensor) -> Tensor:
