@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from copy import copy
 from typing import Any
 
 import torch
@@ -66,6 +67,13 @@ class _Pieces(InterpolationBase):
     @property
     def interval(self) -> Tensor:
         return torch.stack([self._t[0], self._t[-1]])
+
+    def since(self, time: float) -> Any:
+        """The same path, with times counted from `time`."""
+        moved = copy(self)
+        moved._buffers = {**self._buffers, "_t": (self._t.double() - time).to(self._t.dtype)}
+        moved._times = None
+        return moved
 
     def evaluate(self, t: Any) -> Tensor:
         offset, c = self._piece(t)
@@ -173,6 +181,10 @@ class TupleControl(nn.Module):
     def grid_points(self) -> Tensor:
         """The times of all controls."""
         return torch.cat([control.grid_points for control in self.controls]).unique()  # pyright: ignore
+
+    def since(self, time: float) -> TupleControl:
+        """The same controls, with times counted from `time`."""
+        return TupleControl(*(control.since(time) for control in self.controls))  # pyright: ignore[reportCallIssue]
 
     def evaluate(self, t: Any) -> tuple[Any, ...]:
         return tuple(control.evaluate(t) for control in self.controls)  # pyright: ignore[reportCallIssue]

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from ...errors import InputError, check_flag, check_tensor
 from ..torchdiffeq.api import odeint
 from ..torchdiffeq.methods import ADAPTIVE, check_method
-from .interpolation import LinearInterpolation, TupleControl
+from ..torchdiffeq.problem import check_resolution
+from .interpolation import CubicSpline, LinearInterpolation, TupleControl
 
 KEPT_BYTES = 2**28  # of what func computes, with adjoint=True
 
@@ -58,9 +59,15 @@ def cdeint(
     given = {name: value for name, value in kwargs.items() if not name.startswith("adjoint_")}
     rtol, atol = given.pop("rtol", 1e-4), given.pop("atol", 1e-6)
     _check(X, func, z0, check_tensor("t", t))
+    begin = _late_start(X, z0, t, given.get("options"))
+    if begin:
+        X = X.since(begin)
+        speed, product = X.derivative(t.detach()[0] - begin), hasattr(func, "prod")
+        call = (lambda t, z: func.prod(t, z, speed)) if product else func
+        check_resolution(call, z0, t, rtol, atol, check_method(given.get("method")) in ADAPTIVE)
     options = _options(X, given.pop("method", None), given.pop("options", None), given)
-    field = _Field(X, func)
-    z = odeint(_Bounded(field) if adjoint else field, z0, t, rtol=rtol, atol=atol, **options)
+    field = _Field(X, func, begin)
+    z = odeint(_Bounded(field) if adjoint else field, z0, t - begin, rtol=rtol, atol=atol, **options)
     # torchcde has the times before the channels, torchdiffeq at first.
     return z.movedim(0, -2) if isinstance(z, Tensor) else tuple(leaf.movedim(0, -2) for leaf in z)
 
@@ -75,15 +82,34 @@ def _options(X: Any, method: Any, options: Any, others: dict[str, Any]) -> dict[
     return {**others, "method": method, "options": options or None}
 
 
-class _Field(nn.Module):
-    """dz/dt = func(t, z) dX/dt."""
+def _late_start(X: Any, z0: Any, t: Tensor, options: Any) -> float:
+    """The time to count from, t[0] where times would lose digits of the distances between them (epoch milliseconds).
 
-    def __init__(self, X: Any, func: Any):
+    0, as they are, with a control of the user's own, which need not be a function of such distances.
+    """
+    controls = X.controls if type(X) is TupleControl else [X]
+    own = any(type(control) not in (LinearInterpolation, CubicSpline) for control in controls)
+    if own or {"jump_t", "step_t", "grid_constructor"} & set(options or ()) or not t.is_floating_point():
+        return 0.0
+    first, last = t[0].item(), t[-1].item()
+    dtype = z0.dtype if isinstance(z0, Tensor) else z0[0].dtype
+    if not (dtype.is_floating_point or dtype.is_complex):  # which odeint refuses
+        return 0.0
+    coarse = torch.finfo(dtype).eps * max(abs(first), abs(last)) > 1e-6 * abs(last - first)
+    return first if coarse else 0.0
+
+
+class _Field(nn.Module):
+    """dz/dt = func(t, z) dX/dt, where X has the solver's times, which are counted from `begin`."""
+
+    def __init__(self, X: Any, func: Any, begin: float):
         super().__init__()
-        self.X, self.func, self.has_product = X, func, hasattr(func, "prod")
+        self.X, self.func, self.begin, self.has_product = X, func, begin, hasattr(func, "prod")
 
     def forward(self, t: Tensor, z: Any) -> Any:
         speed = self.X.derivative(t)
+        if self.begin:
+            t = t + self.begin
         if self.has_product:
             return self.func.prod(t, z, speed)
         matrix = self.func(t, z)
@@ -137,6 +163,8 @@ def _check(X: Any, func: Any, z0: Any, t: Tensor) -> None:
     states = [z0] if single else list(z0) if isinstance(z0, (tuple, list)) else None
     if not states or not all(isinstance(state, Tensor) and state.dim() for state in states):
         raise InputError(f"z0 must be a tensor (..., hidden), or a tuple of such; given {type(z0).__name__}")
+    for state in states:
+        check_tensor("z0", state)
     with torch.no_grad():
         speed = X.derivative(start)
         product = hasattr(func, "prod")

@@ -2,7 +2,8 @@
 
 The step size is chosen as in torchdiffeq, and without a gradient: from the error of a step relative to the tolerance,
 e, the next one is h * clamp(safety / e^(1 / order), dfactor, ifactor). Steps go past the times of t; the values there
-come from dense output. The loop's own time increases in either direction: it is -t where t decreases.
+come from dense output. The loop's own time is the distance from t[0]: it increases in either direction, and a
+late start (epoch milliseconds) costs no precision.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from .runge_kutta import Bracket, Field, Method, Step, advance, combine, real_dt
 from .states import Norm
 
 EVENT_STEPS = 100_000  # default of max_num_steps where only an event ends the solve
-HALF = (torch.float16, torch.bfloat16)
 INFINITY = float("inf")
 
 
 class Landing(NamedTuple):
     """A time at which a step must end; where the field jumps, its slope is evaluated again behind it."""
 
-    t: float
+    t: float  # of the loop
+    time: float  # the user's
     jump: bool
 
 
@@ -52,6 +53,7 @@ class Adaptive:
     step_t: Tensor | None = None
     jump_t: Tensor | None = None
     dtype: Any = None  # torchdiffeq's precision of time; here it is always double
+    precision: torch.dtype | None = None  # of the times that func is told, if not that of the state
 
     def solve(self, f: Field, y0: Tensor, t: Tensor) -> Tensor:
         """The states at the times of t, (T, ...)."""
@@ -66,7 +68,7 @@ class Adaptive:
         if len(times) == 1:
             return [y0[None]]
         loop = Loop(self, f, y0, t)
-        ends = [loop.sign * time for time in times]
+        ends = [loop.distance(time) for time in times]
         rows, i = [y0[None]], 1
         while i < len(ends):
             step = loop.advance_past(ends[i])
@@ -81,20 +83,21 @@ class Adaptive:
         try:
             for _ in range(limit):
                 step = loop.attempt()
-                if step is not None and crossed(loop.sign * step.t1, step.y1):
-                    return Bracket(loop.sign * step.t0, loop.sign * step.t1, partial(loop.value, step))
+                if step is not None and crossed(loop.time(step.t1), step.y1):
+                    return Bracket(loop.time(step.t0), loop.time(step.t1), partial(loop.value, step))
         except SolverFailed as error:
             where = "and event_fn had not changed its sign before"
             raise SolverFailed(error.statuses[0], error.times[0], where) from None
         raise NoEvent(
-            f"no event between t = {t[0].item():.6g} and {loop.sign * loop.t:.6g}, in {limit} steps: event_fn has not"
+            f"no event between t = {t[0].item():.6g} and {loop.time(loop.t):.6g}, in {limit} steps: event_fn has not"
             ' changed its sign; check it and the direction of time, or raise options["max_num_steps"]'
         )
 
     def dense(self, f: Field, y0: Tensor, t: Tensor) -> tuple[Loop, list[Step]]:
         """The loop and its steps from t[0] to t[1]."""
         loop, steps = Loop(self, f, y0, t), []
-        while loop.t < loop.sign * t[1].item():
+        end = loop.distance(t[1].item())
+        while loop.t < end:
             steps.append(loop.advance_past(loop.t))
         return loop, steps
 
@@ -104,40 +107,48 @@ class Loop:
 
     def __init__(self, solver: Adaptive, f: Field, y0: Tensor, t: Tensor):
         self.solver, self.f, self.sign = solver, f, -1.0 if bool(t[0] > t[-1]) else 1.0
-        self.real, self.device = real_dtype(y0), y0.device
+        self.real, self.device = solver.precision or real_dtype(y0), y0.device
         self.shift = time_shift(t)
         self.differentiable = self.shift is not None
         self.behind = torch.full((), -self.sign * INFINITY, dtype=self.real, device=self.device)
         self.dense_rows = torch.tensor(solver.method.dense, dtype=torch.float64, device=self.device).mT
-        self.t, self.y, self.finite = self.sign * t[0].item(), y0, True
+        self.begin, self.t, self.y, self.finite = t[0].item(), 0.0, y0, True
         self.landings = self._landings()
-        self.slope = f(self._time(self.t), y0)
+        self.slope = f(self._tell(self.begin), y0)
         self.h = self._first_step() if solver.first_step is None else solver.first_step
 
-    def advance_past(self, time: float) -> Step:
-        """Step to `time` or past it, and return the last step."""
+    def distance(self, time: float) -> float:
+        """The loop's time of a time of the user."""
+        return self.sign * (time - self.begin)
+
+    def time(self, t: float) -> float:
+        """The user's time of a time of the loop."""
+        return self.begin + self.sign * t
+
+    def advance_past(self, t: float) -> Step:
+        """Step to `t` or past it, and return the last step."""
         for _ in range(self.solver.max_num_steps or 2**31):
             step = self.attempt()
-            if step is not None and step.t1 >= time:
+            if step is not None and step.t1 >= t:
                 return step
-        raise SolverFailed(Status.MAX_STEPS, self.sign * self.t)
+        raise SolverFailed(Status.MAX_STEPS, self.time(self.t))
 
     def attempt(self) -> Step | None:
         """Try a step, and return it if it is accepted."""
         solver, method, t0, y0 = self.solver, self.solver.method, self.t, self.y
         h = min(max(self.h, solver.min_step), solver.max_step)
         if solver.callbacks.step is not None:
-            solver.callbacks.step(self.sign * t0, y0, h)
+            solver.callbacks.step(self.time(t0), y0, h)
         t1 = t0 + h
         if not t1 > t0:
-            raise SolverFailed(Status.STEP_TOO_SMALL if self.finite else Status.NOT_FINITE, self.sign * t0)
+            raise SolverFailed(Status.STEP_TOO_SMALL if self.finite else Status.NOT_FINITE, self.time(t0))
         landing = self.landings[-1] if self.landings and self.landings[-1].t <= t1 else None
         length: float | Tensor = self.sign * h
         if landing is not None:
             t1, h = landing.t, landing.t - t0
             length = self.sign * h if self.shift is None else self.sign * h - self.shift
 
-        times = self._stage_times(h, t1, landing is not None)
+        times = self._stage_times(h, t1, landing)
         slopes = [self.slope]
         y1 = advance(self.f, method, y0, length, times, slopes)
         if method.end_slope:
@@ -147,11 +158,11 @@ class Loop:
         self.h, self.finite = self._next_step(h, error), error < INFINITY
         report = solver.callbacks.accept if accepted else solver.callbacks.reject
         if report is not None:
-            report(self.sign * t0, y0, h)
+            report(self.time(t0), y0, h)
         if not accepted:
             return None
         if not self.finite:
-            raise SolverFailed(Status.NOT_FINITE, self.sign * t0)
+            raise SolverFailed(Status.NOT_FINITE, self.time(t0))
         step = Step(t0, t1, y0, y1, length, slopes, self.shift)
         self._continue_after(step, landing)
         return step
@@ -159,21 +170,22 @@ class Loop:
     def _continue_after(self, step: Step, landing: Landing | None) -> None:
         self.t, self.y, self.slope = step.t1, step.y1, step.slopes[-1]
         if landing is not None:
-            self.landings.pop()
+            self.landings = [later for later in self.landings if later.t > landing.t]
             self.shift = None  # the step ended at a time that does not move with t[0]
             if landing.jump:
-                self.slope = self.f(towards(self._time(landing.t), self.sign), step.y1)
+                self.slope = self.f(towards(self._tell(landing.time), self.sign), step.y1)
 
     def values(self, step: Step, times: Sequence[float] | Tensor) -> Tensor:
-        """The states (m, ...) at times of a step, by its dense output."""
+        """The states (m, ...) at the user's times of a step, by its dense output."""
         begin, degree = self.sign * step.t0, len(self.dense_rows)
         if self.differentiable:
             times = torch.as_tensor(times, dtype=torch.float64, device=self.device)
-            sigma = (times - begin if step.shift is None else times - begin - step.shift) / step.length
+            offset = times - self.begin - begin
+            sigma = (offset if step.shift is None else offset - step.shift) / step.length
             powers = torch.stack([step.length * sigma ** (q + 1) for q in range(degree)], 1)
         else:
             h = self.sign * (step.t1 - step.t0)
-            sigmas = [(time - begin) / h for time in times]
+            sigmas = [(time - self.begin - begin) / h for time in times]
             rows = [[h * sigma ** (q + 1) for q in range(degree)] for sigma in sigmas]
             powers = torch.tensor(rows, dtype=torch.float64, device=self.device)
         y, slopes = step.y0, torch.stack(step.slopes).reshape(len(step.slopes), -1)
@@ -184,20 +196,23 @@ class Loop:
         """The state at one time of a step."""
         return self.values(step, [time])[0]
 
-    def _time(self, t: float) -> Tensor:
-        time = torch.tensor(self.sign * t, dtype=self.real, device=self.device)
-        return time if self.shift is None else time + self.shift.to(self.real)
+    def _tell(self, time: float) -> Tensor:
+        """A time of the user as func is told it."""
+        told = torch.tensor(time, dtype=self.real, device=self.device)
+        return told if self.shift is None else told + self.shift.to(self.real)
 
-    def _stage_times(self, h: float, t1: float, landing: bool) -> list[Tensor]:
+    def _stage_times(self, h: float, t1: float, landing: Landing | None) -> list[Tensor]:
         """The times of the stages; those at the end of the step are just before it, where the field may jump."""
         method = self.solver.method
-        values = [self.sign * (self.t + c * h) for c in method.inner]
-        values.append(self.sign * t1)
+        begin, sign = self.begin, self.sign
+        values = [begin + sign * (self.t + c * h) for c in method.inner]
+        values.append(self.time(t1) if landing is None else landing.time)
         times = list(torch.tensor(values, dtype=self.real, device=self.device).unbind())
         times[-1] = torch.nextafter(times[-1], self.behind)
         if self.shift is not None:
             shift, nodes = self.shift.to(self.real), (*method.inner, 1.0)
-            times = [time + (shift * (1 - c) if landing else shift) for time, c in zip(times, nodes, strict=True)]
+            moves = [shift if landing is None else shift * (1 - c) for c in nodes]
+            times = [time + move for time, move in zip(times, moves, strict=True)]
         return times + times[-1:] * (method.at_end - 1)
 
     def _landings(self) -> list[Landing]:
@@ -205,7 +220,8 @@ class Loop:
         steps, jumps = ([] if given is None else given.tolist() for given in (self.solver.step_t, self.solver.jump_t))
         if len({*steps, *jumps}) < len(steps) + len(jumps):
             raise InputError("step_t and jump_t must not repeat a time, nor have one in common")
-        landings = [*(Landing(self.sign * t, False) for t in steps), *(Landing(self.sign * t, True) for t in jumps)]
+        pairs = [*((t, False) for t in steps), *((t, True) for t in jumps)]
+        landings = [Landing(self.distance(t), t, jump) for t, jump in pairs]
         return sorted((landing for landing in landings if landing.t > self.t), reverse=True)
 
     @torch.no_grad()
@@ -218,8 +234,6 @@ class Loop:
         return self._norm(error, torch.maximum(y0.abs(), y1.abs()))
 
     def _norm(self, x: Tensor, size: Tensor) -> float:
-        if x.dtype in HALF:
-            x, size = x.float(), size.float()
         found = self.solver.norm(x / (self.solver.atol + self.solver.rtol * size))
         try:
             value = abs(float(found))
@@ -244,11 +258,11 @@ class Loop:
         if d0 == INFINITY and not bool(y.isfinite().all()):
             raise InputError("y0 is not finite: it contains nan or inf")
         if d1 == INFINITY and not bool(slope.isfinite().all()):
-            raise SolverFailed(Status.NOT_FINITE, self.sign * self.t)
+            raise SolverFailed(Status.NOT_FINITE, self.begin)
         h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
         if h0 == 0.0:  # the slope is finite, and its norm is not
-            raise SolverFailed(Status.STEP_TOO_SMALL, self.sign * self.t)
-        ahead = self.f(self._time(self.t + h0), combine(y, self.sign * h0, ((0, 1.0),), [slope]))
+            raise SolverFailed(Status.STEP_TOO_SMALL, self.begin)
+        ahead = self.f(self._tell(self.time(h0)), combine(y, self.sign * h0, ((0, 1.0),), [slope]))
         d2 = self._norm(ahead - slope, size) / h0
         h1 = max(1e-6, 1e-3 * h0) if max(d1, d2) <= 1e-15 else (0.01 / max(d1, d2)) ** (1 / self.solver.method.order)
         return min(100 * h0, h1)

@@ -25,6 +25,7 @@ from .methods import check_method, check_precision, kind_of
 from .problem import Problem, make_solver
 from .runge_kutta import Field, real_dtype
 from .states import Layout, Leaves, Norm, make_field, make_norm, rms
+from .watched import Watched, graph_leaves
 
 
 def solve_with_adjoint(
@@ -44,7 +45,7 @@ def solve_with_adjoint(
     rtol = problem.rtol if rtol is None else read_tolerance("adjoint_rtol", rtol, layout, y)
     atol = problem.atol if atol is None else read_tolerance("adjoint_atol", atol, layout, y)
     method = problem.method if method is None else check_method(method)
-    check_precision(method, y)
+    check_precision(method, layout.narrow or y.dtype)
     wanted = dict(check_mapping("adjoint_options", options))
     norm = wanted.pop("norm", None)
     if options is None:
@@ -55,22 +56,25 @@ def solve_with_adjoint(
     if given is None:
         given = find_parameters(problem, y)
 
-    forward = Watched(field, given) if parameters is None and torch.is_grad_enabled() else field
+    watched = Watched(field, problem.func, given, parameters is None) if torch.is_grad_enabled() else None
+    forward = field if watched is None else watched
     with torch.no_grad():
         if event_fn is None:
             results = (problem.solver.solve(forward, y, t),)
         else:
             results = solve_until_event(problem.solver, forward, y, t, event_fn, layout)
-    if isinstance(forward, Watched) and forward.unknown:
-        known = set(map(id, given))
-        given += tuple(tensor for tensor in find_parameters(problem, y) if id(tensor) not in known)
+    if watched is not None:
+        watched.settle()
+        if watched.unknown:
+            known = set(map(id, given))
+            given += tuple(tensor for tensor in find_parameters(problem, y) if id(tensor) not in known)
 
-    shapes = Augmented(y, problem.t.requires_grad, given)
+    shapes = Augmented(y, problem.t.requires_grad, given, layout.narrow)
     live = {"norm": adjoint_norm(norm, make_norm(problem.options.get("norm"), layout), layout)}
     read["norm"] = lambda parts: live["norm"](parts)
     tolerances = shapes.tolerance(rtol), shapes.tolerance(atol)
     solver = make_solver(problem.func, method, *tolerances, read, shapes, "_adjoint")
-    plan = Plan(_with_tensors_of_now(problem), solver, shapes, _autocast_modes(y.device), event_fn is not None)
+    plan = Plan(_with_tensors_of_now(problem), solver, shapes, _autocast_modes(y.device), event_fn is not None, watched)
     out = AdjointSolve.apply(plan, live, results, problem.y0, problem.t, *given)
     return out if plan.event else (out,)
 
@@ -94,13 +98,14 @@ class Plan(NamedTuple):
     shapes: Augmented
     autocast: Sequence[tuple[str, torch.dtype, bool]]  # modes of the forward pass
     event: bool
+    watched: Watched | None
 
 
 class Augmented:
     """The parts of the flat state of backward."""
 
-    def __init__(self, y: Tensor, time: bool, parameters: Sequence[Tensor]):
-        self.shape, self.n, self.time = y.shape, y.numel(), time
+    def __init__(self, y: Tensor, time: bool, parameters: Sequence[Tensor], narrow: torch.dtype | None):
+        self.shape, self.n, self.time, self.narrow = y.shape, y.numel(), time, narrow
         self.shapes = [parameter.shape for parameter in parameters]
         self.sizes = [self.n, self.n, int(time), *(shape.numel() for shape in self.shapes)]
 
@@ -110,6 +115,8 @@ class Augmented:
         time = time.reshape(()) if self.time else z.new_zeros(())
         parts = (grad.reshape(shape) for grad, shape in zip(grads, self.shapes, strict=True))
         return (time, y.reshape(self.shape), a.reshape(self.shape), *parts)
+
+    show = unflatten
 
     def tolerance(self, tolerance: float | Tensor) -> float | Tensor:
         """A tolerance of the state, for all parts: of its adjoint alike, and the smallest for the others."""
@@ -169,6 +176,8 @@ class AdjointSolve(torch.autograd.Function):
         with ExitStack() as stack:
             for kind, dtype, enabled in plan.autocast:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled))
+            if plan.watched is not None:
+                plan.watched.check(plan.field, y[0])
             by_state, by_time, by_parameters = solve_backward(
                 plan.field, plan.solver, plan.shapes, times, y, grads[-1], parameters
             )
@@ -239,45 +248,13 @@ def _with_tensors_of_now(problem: Problem) -> Field:
     return make_field(lambda t, y: torch.func.functional_call(func, tensors, (t, y)), problem.layout)
 
 
-class Watched:
-    """A field whose first evaluation finds leaf tensors that require a gradient and are not known."""
-
-    def __init__(self, field: Field, known: Sequence[Tensor]):
-        self.field, self.known = field, {id(tensor) for tensor in known}
-        self.unknown: list[Tensor] | None = None
-
-    def __call__(self, t: Tensor, y: Tensor) -> Tensor:
-        if self.unknown is not None:
-            return self.field(t, y)
-        with torch.enable_grad():
-            y = y.detach().requires_grad_()
-            slope = self.field(t, y)
-        leaves = [] if slope.grad_fn is None else _graph_leaves(slope.grad_fn)
-        known = self.known | {id(t), id(y)}
-        self.unknown = [leaf for leaf in leaves if id(leaf) not in known]
-        return slope.detach()
-
-
-def _graph_leaves(start: Any) -> list[Tensor]:
-    stack, visited, found = [start], {start}, []
-    while stack:
-        node = stack.pop()
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        for after, _ in node.next_functions:
-            if after is not None and after not in visited:
-                visited.add(after)
-                stack.append(after)
-    return found
-
-
 def find_parameters(problem: Problem, y: Tensor) -> Leaves:
     """All tensors that func uses and that require a gradient, found by one evaluation."""
     t, field = problem.t[0].detach().to(real_dtype(y)), problem.field
     found = find_captures(lambda t, z, _: (field(t, z[0]),), (problem.func,), t, (y,), (), train=True).trained
     leaves = {id(tensor) for tensor in found if tensor.grad_fn is None}
     for tensor in found:
-        if tensor.grad_fn is not None and any(id(leaf) in leaves for leaf in _graph_leaves(tensor.grad_fn)):
+        if tensor.grad_fn is not None and any(id(leaf) in leaves for leaf in graph_leaves(tensor.grad_fn)):
             raise InputError(
                 "func uses a tensor that was computed from parameters which func uses too: odeint_adjoint cannot tell"
                 " their gradients apart; pass adjoint_params, or use odeint"

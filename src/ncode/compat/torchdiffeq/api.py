@@ -65,7 +65,7 @@ def odeint(
     >>> y.shape, bool((y[-1] - math.exp(-1)).abs().max() < 1e-6)
     (torch.Size([3, 3]), True)
     """
-    problem = make_problem(func, y0, t, rtol, atol, method, options)
+    problem = make_problem(func, y0, t, rtol, atol, method, options, ends=event_fn is None)
     solver, field, layout = problem.solver, problem.field, problem.layout
     if event_fn is None:
         return layout.rows(solver.solve(field, problem.y0, problem.t))
@@ -117,7 +117,7 @@ def odeint_adjoint(
     for name, given in (("options", options), ("adjoint_options", adjoint_options)):
         if "gradient" in check_mapping(name, given):
             raise InputError(f'{name}["gradient"] is for odeint: odeint_adjoint has the adjoint gradient')
-    problem = make_problem(func, y0, t, rtol, atol, method, options)
+    problem = make_problem(func, y0, t, rtol, atol, method, options, ends=event_fn is None)
     *when, states = solve_with_adjoint(
         problem, event_fn, adjoint_rtol, adjoint_atol, adjoint_method, adjoint_options, adjoint_params
     )
@@ -213,7 +213,7 @@ def odeint_dense(
             raise InputError(f"t must be a number or a tensor (T,); given shape {tuple(given.shape)}")
         if not bool((min(begin, end) <= given).all() & (given <= max(begin, end)).all()):
             raise InputError(f"the solution reaches from {begin:.6g} to {end:.6g}; given t = {given.tolist()}"[:300])
-        at = [loop.values(steps[bisect_left(ends, loop.sign * time)], [time]) for time in given.reshape(-1).tolist()]
+        at = [loop.values(steps[bisect_left(ends, loop.distance(time))], [time]) for time in given.reshape(-1).tolist()]
         states = problem.layout.rows(torch.cat(at) if at else problem.y0[None][:0])
         if given.dim():
             return states

@@ -12,7 +12,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...errors import InputError, SolveError, Status, check_choice, check_count, check_number, format_value
+from ...errors import (
+    InputError,
+    SolveError,
+    Status,
+    check_choice,
+    check_count,
+    check_number,
+    check_tensor,
+    format_value,
+)
 from .states import Layout, Leaves
 
 Tolerance = float | Tensor
@@ -49,7 +58,7 @@ def check_times(t: Any, device: torch.device, name: str = "t") -> Tensor:
     if not isinstance(t, Tensor) or not t.is_floating_point() or t.dim() != 1 or len(t) == 0:
         what = f"{t.dtype} of shape {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
         raise InputError(f"{name} must be a floating tensor of shape (T,), with at least one time; given {what}")
-    values = t.tolist()
+    values = check_tensor(name, t).tolist()
     finite = abs(values[0]) < float("inf") and abs(values[-1]) < float("inf")
     rises, falls = (all(map(order, values, values[1:])) for order in (operator.lt, operator.gt))
     if not finite or not (rises or falls):

@@ -25,7 +25,7 @@ def crossing_function(event_fn: Any, layout: Layout, t0: Tensor, y0: Tensor) -> 
     check_function("event_fn", event_fn, ("t", "y"))
 
     def values(t: Tensor, y: Tensor) -> Tensor:
-        c = event_fn(t, layout.unflatten(y))
+        c = event_fn(t, layout.show(y))
         if not isinstance(c, Tensor) or c.is_complex() or c.numel() == 0:
             what = f"a tensor of {c.dtype}, shape {tuple(c.shape)}" if isinstance(c, Tensor) else type(c).__name__
             raise InputError(f"event_fn must return a real tensor with at least one element; returned {what}")

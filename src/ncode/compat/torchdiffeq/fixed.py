@@ -31,6 +31,7 @@ class Fixed:
     interp: str = "linear"
     perturb: bool = False
     max_iters: int = 100  # of Newton's method in implicit steps
+    precision: torch.dtype | None = None  # of the times that func is told, if not that of the state
 
     def solve(self, f: Field, y0: Tensor, t: Tensor) -> Tensor:
         """The states at the times of t, (T, ...)."""
@@ -99,7 +100,7 @@ class Fixed:
         columns = []
         for c in self.method.nodes:
             times = begins if c == 0 else ends if c == 1 else begins + c * (ends - begins)
-            times = times.to(real_dtype(y))
+            times = times.to(self.precision or real_dtype(y))
             # As in torchdiffeq, implicit methods always see the end of a step from within.
             if (self.perturb and c in (0.0, 1.0)) or (self.method.implicit and c == 1):
                 times = towards(times, sign if c == 0 else -sign)

@@ -13,12 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from ...errors import InputError, check_choice
 from ...ode.tableau import METHODS, Row, Tableau
 from .implicit_methods import IMPLICIT
-from .runge_kutta import Method, real_dtype
+from .runge_kutta import HALF, Method
 
 
 def _quartic(b: Row, middle: Row) -> tuple[Row, ...]:
@@ -179,11 +178,11 @@ def check_method(name: object) -> str:
     return check_choice("method", name, (*ADAPTIVE, *FIXED))
 
 
-def check_precision(method: str, y: Tensor) -> None:
+def check_precision(method: str, dtype: torch.dtype) -> None:
     """Raise if a method cannot solve states of this precision."""
-    if method in IMPLICIT and real_dtype(y) not in (torch.float32, torch.float64):
+    if method in IMPLICIT and dtype in HALF:
         raise InputError(
-            f'method "{method}" solves linear systems, which torch has in 32 and 64 bits only; given y0 of {y.dtype}:'
+            f'method "{method}" solves linear systems, which torch has in 32 and 64 bits only; given y0 of {dtype}:'
             " use y0.float(), or an explicit method"
         )
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from ...ode.tableau import Tableau
 
+HALF = (torch.float16, torch.bfloat16)
+
 Field = Callable[[Tensor, Tensor], Tensor]
 Weights = tuple[tuple[int, float], ...]  # (index of a slope, weight), without zeros
 
@@ -68,7 +70,7 @@ def advance(
 
 
 class Step(NamedTuple):
-    """A step from t0 to t1. Adaptive steps have the loop's time, which increases also if t decreases."""
+    """A step from t0 to t1. Adaptive steps have the loop's time, the distance from t[0]."""
 
     t0: Any  # a float, or of fixed steps with a gradient a tensor
     t1: float

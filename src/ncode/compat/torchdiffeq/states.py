@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import InputError
+from ...errors import InputError, check_tensor
 from ...ode.system import version_of
-from .runge_kutta import Field
+from .runge_kutta import HALF, Field
 
 Leaves = tuple[Tensor, ...]
 State = Tensor | Leaves
@@ -29,11 +29,16 @@ REUSES_OUTPUT = (
 
 
 class Layout:
-    """How the user's state lies in one tensor."""
+    """How the user's state lies in one tensor, which has 32 bits where the user's has 16."""
 
-    def __init__(self, shapes: Sequence[torch.Size] | None):
+    def __init__(self, shapes: Sequence[torch.Size] | None, narrow: torch.dtype | None = None):
         self.shapes = shapes  # None if the state is a tensor
         self.sizes = [shape.numel() for shape in shapes or ()]
+        self.narrow = narrow  # the user's dtype of 16 bits, or None
+
+    def show(self, y: Tensor) -> Any:
+        """The user's state in the user's dtype."""
+        return self.unflatten(y if self.narrow is None else y.to(self.narrow))
 
     def unflatten(self, y: Tensor) -> Any:
         """The user's state, from a tensor (..., N)."""
@@ -44,6 +49,7 @@ class Layout:
 
     def rows(self, y: Tensor) -> Any:
         """The user's states, from a tensor (T, ...): one tensor per leaf, each a view of its own."""
+        y = y if self.narrow is None else y.to(self.narrow)
         if self.shapes is None:
             return y
         begin, leaves = 0, []
@@ -54,7 +60,10 @@ class Layout:
 
 
 def read_state(y0: Any) -> tuple[Layout, Tensor]:
-    """The layout of a state, and the state as one tensor; as in torchdiffeq, tensors of a tuple are promoted."""
+    """The layout of a state, and the state as one tensor; as in torchdiffeq, tensors of a tuple are promoted.
+
+    A state of 16 bits becomes float32: sums of many small steps are lost in 16 bits.
+    """
     if not isinstance(y0, (Tensor, tuple)):
         raise InputError(f"y0 must be a tensor or a tuple of tensors; given {type(y0).__name__}")
     leaves = (y0,) if isinstance(y0, Tensor) else y0
@@ -65,14 +74,17 @@ def read_state(y0: Any) -> tuple[Layout, Tensor]:
             raise InputError(f"y0 must be a tensor or a tuple of tensors; given a tuple with {type(leaf).__name__}")
         if leaf.device != leaves[0].device:
             raise InputError(f"the tensors of y0 must be on one device; given {leaves[0].device} and {leaf.device}")
+    for i, leaf in enumerate(leaves):
+        check_tensor("y0" if isinstance(y0, Tensor) else f"y0[{i}]", leaf)
     dtype = reduce(torch.promote_types, (leaf.dtype for leaf in leaves))
     if not (dtype.is_floating_point or dtype.is_complex):
         raise InputError(f"y0 must be floating or complex; given {dtype}: use y0.float()")
     if not sum(leaf.numel() for leaf in leaves):
         raise InputError(f"y0 has no elements; given shape {tuple(leaves[0].shape)}")
-    if isinstance(y0, Tensor):
-        return Layout(None), y0
-    return Layout([leaf.shape for leaf in leaves]), torch.cat([leaf.reshape(-1) for leaf in leaves])
+    narrow = dtype if dtype in HALF else None
+    y = y0 if isinstance(y0, Tensor) else torch.cat([leaf.reshape(-1) for leaf in leaves])
+    shapes = None if isinstance(y0, Tensor) else [leaf.shape for leaf in leaves]
+    return Layout(shapes, narrow), y if narrow is None else y.float()
 
 
 def make_field(func: Func, layout: Layout, one_stage: bool = False) -> Field:
@@ -80,6 +92,13 @@ def make_field(func: Func, layout: Layout, one_stage: bool = False) -> Field:
 
     `one_stage`: whether a step needs one slope, so that func may write the next one over it.
     """
+    field, narrow = _make_checked(func, layout, one_stage), layout.narrow
+    if narrow is None:
+        return field
+    return lambda t, y: field(t.to(narrow), y.to(narrow)).to(y.dtype)
+
+
+def _make_checked(func: Func, layout: Layout, one_stage: bool) -> Field:
     slopes_of = _make_slopes(func, layout)
     last: list[tuple[Tensor, int]] = []  # what func returned before, with its version
 
@@ -116,7 +135,7 @@ def _make_slopes(func: Func, layout: Layout) -> Field:
 
         def of_tensor(t: Tensor, y: Tensor) -> Tensor:
             slope = func(t, y)
-            if isinstance(slope, Tensor) and slope.shape == y.shape and slope.dtype == y.dtype:
+            if isinstance(slope, Tensor) and _is_like(slope, y):
                 return slope
             return _fit(slope, y.shape, y)
 
@@ -135,10 +154,21 @@ def _make_slopes(func: Func, layout: Layout) -> Field:
     return of_tuple
 
 
+def _is_like(slope: Tensor, y: Tensor) -> bool:
+    if slope.is_nested or slope.shape != y.shape:
+        return False
+    return slope.dtype is y.dtype and slope.layout is y.layout and slope.device == y.device
+
+
 def _fit(slope: Any, shape: torch.Size, y: Tensor) -> Tensor:
-    """A slope in the state's shape and dtype: func may compute under autocast."""
+    """A slope in the state's shape, dtype and layout: func may compute under autocast, or with sparse matrices."""
     if not isinstance(slope, Tensor):
         raise InputError(f"func must return a tensor for each one of the state; returned {type(slope).__name__}")
+    if not slope.is_nested and slope.layout != torch.strided:
+        slope = slope.to_dense()
+    check_tensor("what func returned", slope)
+    if slope.device != y.device and slope.dim():
+        raise InputError(f"func returned a tensor on {slope.device}; expected {y.device}, where y0 is")
     if slope.shape != shape:
         # torchdiffeq flattens tuples, so that code for it may add or lack dimensions of size 1.
         if [size for size in slope.shape if size != 1] != [size for size in shape if size != 1]:
@@ -146,7 +176,7 @@ def _fit(slope: Any, shape: torch.Size, y: Tensor) -> Tensor:
         slope = slope.reshape(shape)
     if slope.is_complex() and not y.is_complex():
         raise InputError(f"func returned {slope.dtype} for a state of {y.dtype}: make y0 complex")
-    return slope.to(y.dtype)
+    return slope.to(y)
 
 
 def rms(x: Tensor) -> Tensor:
