@@ -9,6 +9,8 @@ Change `import torchcde` to `from ncode.compat import torchcde`. What differs:
   `adjoint_params`.
 - Adaptive steps end at the knots of X, where its derivative has a jump or a kink, unless `options` have `jump_t` or
   `step_t`. This takes fewer evaluations and makes smaller errors: steps across kinks miss the tolerance.
+- Where t begins late, as in epoch milliseconds, times are counted from t[0], with the solution of an early path. A func
+  that uses t is refused if z0's precision rounds such times too much.
 - Missing values are filled in for all samples at once.
 - Not available: `backend="torchsde"`, `logsig_windows`, and `natural_cubic_spline_coeffs`, which is deprecated there.
 

@@ -14,6 +14,8 @@ differs. In short:
 - The time of an event is found to the precision of time, and `odeint_event` also gives gradients to the parameters of
   event_fn.
 - `options={"gradient": "discrete"}` evaluates func again in backward, which saves memory.
+- States of 16 bits are kept in float32, and times are counted from t[0].
+- Tensors of func that were changed between `odeint_adjoint` and its backward pass are refused.
 - A failed solve raises `ncode.SolveError`, which is an AssertionError too.
 """
 
