@@ -616,3 +616,11 @@ def test_bad_flows_are_refused(build, sentence):
 def test_bad_input_is_refused(call, sentence):
     with pytest.raises(ncode.InputError, match=sentence):
         call()
+
+
+def test_likelihoods_refuse_derivatives_that_miss_the_divergence():
+    flow, x = mlp_flow(gradient="autograd"), points()
+    with pytest.raises(ncode.InputError, match="likelihood of a flow"):
+        torch.func.jacrev(lambda x: flow.log_prob(x).sum())(x)
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(ncode.InputError, match="likelihood of a flow"):
+        flow.log_prob(torch.autograd.forward_ad.make_dual(x, x))

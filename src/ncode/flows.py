@@ -26,6 +26,7 @@ from torch.distributions import Distribution, Independent, Normal
 
 from ._divergence import with_divergence
 from ._modules import format_shape
+from ._torch_private import in_dual_level, in_transform
 from .block import NCODE, Settings, wiring
 from .block.request import Request, make_request
 from .block.results import with_named_control
@@ -269,6 +270,12 @@ class Flow(nn.Module):
 
     def _solve(self, x: Tensor, context: Tensor | None, changes: dict[str, Any], backward: bool) -> Solution:
         """Solve with the divergence as the running cost."""
+        if in_dual_level() or in_transform():
+            raise InputError(
+                "the likelihood of a flow contains a derivative of its dynamics by autograd, which forward mode and"
+                " torch.func transforms do not follow: use backward() or torch.autograd.grad, which also take second"
+                ' derivatives with gradient="autograd"'
+            )
         path, how = changes.pop("path", None), {name: changes.pop(name) for name in _HOW if name in changes}
         dynamics, controller = self.block.dynamics, self.block.controller
         settings = self.block.settings.changed(changes)

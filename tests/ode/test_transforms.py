@@ -395,3 +395,49 @@ def test_a_solve_with_fixed_steps_can_be_exported():
     exported = torch.export.export(model, (torch.randn(3, 2), torch.randn(3, 2))).module()
     fresh = torch.randn(3, 2), torch.randn(3, 2)
     close(exported(*fresh), model(*fresh), rtol=1e-5, atol=1e-6)
+
+
+# What these derivatives do not reach
+
+SECOND = {
+    "a time": lambda sol: sol.events[0].ts.sum(),
+    "a function of a time": lambda sol: sol.events[0].ts.square().sum(),
+    "a state behind a recorded event": lambda sol: sol.x.sum(),
+}
+
+
+@pytest.mark.parametrize("loss", SECOND.values(), ids=SECOND)
+@pytest.mark.parametrize("reset", [None, lambda t, x, theta: 2 * x], ids=["recorded", "reset"])
+def test_second_derivatives_through_events_are_refused(loss, reset):
+    x0 = double(1.0, 2.0).requires_grad_()
+    event = ncode.Event(lambda t, x, theta: x[:, 0] - 0.5, terminal=False, direction=-1, reset=reset)
+    sol = ncode.solve(lambda t, x, theta: -x, x0, 0.0, 3.0, events=event, **ADAPTIVE)
+    (first,) = torch.autograd.grad(loss(sol), x0, create_graph=True)
+    with pytest.raises(ncode.InputError, match="second derivative through an event"):
+        torch.autograd.grad(first.sum(), x0)
+
+
+def _jumps(at):
+    field = lambda t, x, theta: torch.where(t >= at, 1.0, 0.0)[:, None] + 0 * x  # noqa: E731
+    return ncode.solve(field, X0, 0.0, 1.0, jump_ts=at[None], **ADAPTIVE).x
+
+
+TIMES = {
+    "t0": lambda at, options: ncode.solve(swing, X0, at, 1.0, **options).x,
+    "t1": lambda at, options: ncode.solve(swing, X0, 0.0, at, **options).x,
+    "save_at": lambda at, options: ncode.solve(swing, X0, 0.0, 1.0, save_at=at[None], **options).xs,
+    "jump_ts": lambda at, options: _jumps(at),
+}
+
+
+@pytest.mark.parametrize("solve", TIMES.values(), ids=TIMES)
+@either
+def test_forward_mode_of_times_is_refused(solve, options):
+    with pytest.raises(ncode.InputError, match="forward mode"):
+        torch.func.jacfwd(lambda at: solve(at, options).sum())(torch.tensor(0.4, dtype=DOUBLE))
+
+
+def test_forward_mode_through_events_is_refused():
+    event = ncode.Event(lambda t, x, theta: x[:, 0] - 0.5)
+    with forward_ad.dual_level(), pytest.raises(ncode.InputError, match="nor through events"):
+        ncode.solve(swing, forward_ad.make_dual(X0, X0), 0.0, 1.0, events=event, **ADAPTIVE)

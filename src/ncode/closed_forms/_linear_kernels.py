@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..ode.gradients.function import forbid_double_backward
+from ..ode.gradients.first_order import forbid_double_backward
 from .taylor import ACTION_REACH, NO_SECOND_DERIVATIVE, sufficient_degree
 
 # Without Triton the kernels are never launched, but the module can be imported.

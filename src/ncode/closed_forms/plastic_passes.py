@@ -11,7 +11,8 @@ from torch import Tensor
 
 from ..errors import InputError
 from ..ode.captures import find_captures
-from ..ode.gradients.function import forbid_double_backward, isolate_hooked
+from ..ode.gradients.first_order import forbid_double_backward
+from ..ode.gradients.function import isolate_hooked
 from ..ode.system import State
 from ..ode.tableau import Tableau
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ode.gradients.function import forbid_double_backward
+from ..ode.gradients.first_order import forbid_double_backward
 
 _DEGREE = 16
 _MATRIX_REACH = {torch.float32: 1.96, torch.float64: 0.778}  # the largest alpha whose sufficient degree is 16

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from .._torch_private import is_symbolic, is_transforming, pytree
+from .._torch_private import in_dual_level, is_dual, is_symbolic, is_transforming, pytree
 from ..errors import THROW, InputError, SolveError, Status, check_flag, format_value
 from .arguments import Callback
 from .backends import EAGER, Backend
@@ -199,7 +199,8 @@ def solve(
             the number of steps, but the gradient is only as exact as that solve: use tight tolerances. It is refused
             where that solve does not come back to x0, since the flow contracts too strongly. Methods for stiff problems
             keep the dense output of the forward pass for it, and so its memory grows with the number of steps.
-            "autograd": an ordinary graph; second derivatives, forward mode and torch.func work.
+            "autograd": an ordinary graph; second derivatives, forward mode and torch.func work, but not through events,
+            nor forward mode for times.
         compile: True: take the fastest backend that fits; `ncode.explain` says which. A small system whose samples are
             separate is solved in one compiled call ("kernel"). Otherwise the steps and their gradients are compiled
             once per shape ("inductor"), and on CUDA also recorded as CUDA graphs. Numbers and modules that the dynamics
@@ -278,6 +279,8 @@ def solve(
         raise InputError(
             f'gradient="{options.gradient}" does not work inside torch.func transforms: use gradient="autograd" there'
         )
+    if in_dual_level():
+        _refuse_forward_mode(problem, watched)
     planned = problem.fixed_count is not None and options.backend is EAGER and callback is None
     if options.gradient == "autograd" and planned and not watched:
         solution = _make_solution(problem, theta, solve_planned(problem))
@@ -289,6 +292,18 @@ def solve(
     if throw and solved.failed != 0:
         _raise_failures(solution, problem)
     return solution
+
+
+def _refuse_forward_mode(problem: Problem, events: Sequence[Event]) -> None:
+    """Steps are chosen without tangents, and do not move with times and events."""
+    system, theta = problem.system, problem.theta
+    times = (problem.t0, problem.span, problem.ts, *theta[len(theta) - system.time_constants :])
+    if not events and not any(is_dual(it) for it in times if it is not None):
+        return
+    raise InputError(
+        "forward mode (torch.autograd.forward_ad, torch.func.jvp and jacfwd) has no derivatives with respect to t0, t1,"
+        " save_at and jump_ts, nor through events: use backward() or, without events, torch.func.jacrev"
+    )
 
 
 def _make_solution(problem: Problem, theta: Control, solved: Solved, events: tuple[EventRecord, ...] = ()) -> Solution:

@@ -23,6 +23,7 @@ from torch import Tensor
 from ..errors import InputError
 from .attempt import Attempt, AttemptInputs, AttemptResult, LoopState
 from .events import Event
+from .gradients.first_order import first_order
 from .held_values import held_by
 from .problem import Problem
 from .root_finding import find_root, step_bracket
@@ -39,6 +40,11 @@ from .system import (
     versions_of,
     where,
     writes_to_output,
+)
+
+_SECOND_DERIVATIVE = (
+    "a second derivative through an event was asked for, and events have first ones only: leave the events out, or take"
+    " finite differences of first derivatives"
 )
 
 
@@ -294,7 +300,7 @@ class EventWatch:
         shift = torch.where(steep, -value / torch.where(steep, rate, 1.0), 0.0).double()
         # Dense output is close: a longer way is a sign of an event function that bends sharply.
         small = shift.detach().abs() <= 0.01 * problem.span.detach().abs()
-        shift = torch.where(small, shift, shift - shift.detach())
+        shift = first_order(_SECOND_DERIVATIVE, torch.where(small, shift, shift - shift.detach()))
         moves = (shift.to(leaf.real.dtype).reshape(-1, *[1] * (leaf.dim() - 1)) for leaf in z)
         return shift, tuple(move * k for move, k in zip(moves, slope, strict=True))
 

@@ -27,6 +27,7 @@ from ..independence import Positions
 from ..problem import Problem, SampleInputs
 from ..solution import Stats
 from ..system import State, System, tensors_of, version_of, where
+from .first_order import forbid_double_backward
 
 CHANGED = (
     "a tensor of shape {shape} that the dynamics use was changed in place between solve and backward (a buffer, say):"
@@ -360,26 +361,3 @@ def connect(pullback: Pullback | WholePullback, trained: Sequence[Tensor], outpu
     problem = pullback.problem
     flat = iter(_SolveFunction.apply(pullback, outputs, *problem.z0, *tensors_of(problem.inputs), *trained))
     return Outputs(*(tuple(next(flat) for _ in part) for part in outputs))
-
-
-class _ForbidDoubleBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, sentence: str, count: int, *tensors: Tensor) -> Any:
-        ctx.sentence = sentence
-        return tuple(grad.view_as(grad) for grad in tensors[count:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise InputError(ctx.sentence)
-
-
-def forbid_double_backward(
-    sentence: str, inputs: Sequence[Tensor | None], grads: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
-    """What a backward returns, such that differentiating it again raises an InputError with this sentence."""
-    if not torch.is_grad_enabled():
-        return grads
-    depends_on = [tensor for tensor in inputs if tensor is not None]
-    given = [grad for grad in grads if grad is not None]
-    marked = iter(_ForbidDoubleBackward.apply(sentence, len(depends_on), *depends_on, *given))
-    return [None if grad is None else next(marked) for grad in grads]
