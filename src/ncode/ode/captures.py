@@ -64,8 +64,10 @@ class _OutsideTensors(TorchFunctionMode):
         for value in _tensors_in((*args, *kwargs.values())):
             if reads_value:
                 self.used.add(id(value))
-            if id(value) not in self.inside and id(value) not in self.outside:
-                self.outside[id(value)], self.versions[id(value)] = value, version_of(value)
+            if id(value) not in self.inside:
+                if not torch.compiler.is_compiling():  # the user's torch.compile follows this mode, too
+                    self.versions.setdefault(id(value), version_of(value))
+                self.outside[id(value)] = value
         result = func(*args, **kwargs)
         for value in _tensors_in((result,)):
             if id(value) not in self.outside:
