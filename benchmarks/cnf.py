@@ -1,4 +1,4 @@
-"""A training step of a continuous normalising flow: `ncode.flows.Flow` next to torchdiffeq's example cnf.py.
+"""A training step of a continuous normalising flow: `ncode.flows.Flow`, torchdiffeq's example cnf.py, and diffrax.
 
     python -m benchmarks.cnf                  # on the CPU with one thread; about twenty minutes, most of them compiling
     python -m benchmarks.cnf --quick          # one turn, nothing compiled: does all run?
@@ -12,15 +12,17 @@ log-likelihood of the batch and its gradient, at the first weights and at traine
 - "time": a network 3-64-64-2 with t as an input, which needs no hypernetwork.
 
 The first two compute their weights once per evaluation, for one t, so that ncode takes one step size for the batch as
-torchdiffeq does (`step="batch"`); the last one has a step size per sample. Both libraries evaluate the same field, in
-turn, in one process with one thread; the ratio compares the fastest turns in processor time. Errors are those against
-torchdiffeq in double precision at tolerances of 1e-9. Samples start from the same draws of the base.
+torchdiffeq does (`step="batch"`); the last one has a step size per sample. All libraries evaluate the same field with
+the same weights, in turn, in one process with one thread; the ratio compares the fastest turns in processor time.
+diffrax takes one step size for the batch, which is faster there for "time", too, and its whole step is jitted. Errors
+are those against torchdiffeq in double precision at tolerances of 1e-9. Samples start from the same draws of the base.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import math
 import shlex
@@ -37,8 +39,13 @@ from .environment import describe, prepare
 if TYPE_CHECKING:
     from torch import Tensor
 
+PEERS = ("torchdiffeq", "diffrax")
 FIELDS = ("example", "layers", "time")
-ENTRIES = ("torchdiffeq odeint", "torchdiffeq odeint_adjoint", "ncode eager", "ncode compiled")
+ENTRIES = (
+    *("torchdiffeq odeint", "torchdiffeq odeint_adjoint"),
+    *("diffrax checkpointed", "diffrax backsolve"),
+    *("ncode eager", "ncode compiled"),
+)
 T1, TOLERANCE, WIDTH = 10.0, 1e-5, 64
 
 
@@ -103,7 +110,27 @@ def make_base(dtype: Any = None) -> Any:
     return torch.distributions.MultivariateNormal(torch.zeros(2, dtype=dtype), 0.1 * torch.eye(2, dtype=dtype))
 
 
-class Torchdiffeq:
+class WithAutograd:
+    """What the entries that compute with torch have in common."""
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def stepper(self, x: Tensor, parameters: list[Any]) -> Callable[[], Any]:
+        """A training step: the negative log-likelihood, and its gradient."""
+        import torch
+
+        def step() -> tuple[float, list[Tensor]]:
+            loss = -self.log_prob(x).mean()
+            return float(loss.detach()), list(torch.autograd.grad(loss, parameters))
+
+        return step
+
+    def read(self, result: Any) -> tuple[float, list[Tensor]]:
+        return result
+
+
+class Torchdiffeq(WithAutograd):
     """The flow as torchdiffeq's example solves it: state and change of log p in one tuple."""
 
     def __init__(self, field: Any, adjoint: bool, tolerance: float = TOLERANCE):
@@ -152,7 +179,7 @@ class Torchdiffeq:
         return [middle - start, self.joint.count - middle]
 
 
-class Ncode:
+class Ncode(WithAutograd):
     """The same flow by `ncode.flows.Flow`."""
 
     def __init__(self, field: Any, step: str, compile: bool):
@@ -206,14 +233,6 @@ class Row:
     seconds: list[float] = dataclasses.field(default_factory=list)
 
 
-def gradient_of(entry: Any, x: Tensor, parameters: list[Any]) -> tuple[float, list[Tensor]]:
-    """The negative log-likelihood, and its gradient."""
-    import torch
-
-    loss = -entry.log_prob(x).mean()
-    return float(loss.detach()), list(torch.autograd.grad(loss, parameters))
-
-
 def distance(found: list[Tensor], expected: list[Tensor]) -> float:
     """The length of the difference over the length of the expected."""
     pairs = list(zip(found, expected, strict=True))
@@ -232,6 +251,18 @@ def train(field: Any, name: str, steps: int, batch: int, compile: bool) -> None:
         optimiser.step()
 
 
+def make_entry(label: str, field: Any, name: str) -> Any:
+    """One way to solve the flow of one field."""
+    library, _, way = label.partition(" ")
+    if library == "torchdiffeq":
+        return Torchdiffeq(field, way == "odeint_adjoint")
+    if library == "ncode":
+        return Ncode(field, "sample" if name == "time" else "batch", way == "compiled")
+    from .cnf_diffrax import Diffrax
+
+    return Diffrax(field, name, way, (T1, TOLERANCE))
+
+
 def make_rows(field: Any, name: str, x: Tensor, entries: tuple[str, ...]) -> list[Row]:
     """Every entry on one field: what it computes, checked against the reference, and its first time."""
     import copy
@@ -242,15 +273,13 @@ def make_rows(field: Any, name: str, x: Tensor, entries: tuple[str, ...]) -> lis
     double = copy.deepcopy(field).double()
     exact = Torchdiffeq(double, False, 1e-9)
     bits = 1 / (2 * math.log(2))  # per dimension
-    loss, gradient = gradient_of(exact, x.double(), list(double.parameters()))
+    loss, gradient = exact.stepper(x.double(), list(double.parameters()))()
     samples, rows = exact.samples(z.double()), []
     for label in entries:
-        if label.startswith("torchdiffeq"):
-            entry: Any = Torchdiffeq(field, label.endswith("adjoint"))
-        else:
-            entry = Ncode(field, "sample" if name == "time" else "batch", label.endswith("compiled"))
+        entry = make_entry(label, field, name)
+        step = entry.stepper(x, parameters)
         start = time.perf_counter()
-        found, grads = gradient_of(entry, x, parameters)
+        found, grads = entry.read(step())
         first = time.perf_counter() - start
         record = {
             "bits_per_dimension": found * bits,
@@ -260,7 +289,7 @@ def make_rows(field: Any, name: str, x: Tensor, entries: tuple[str, ...]) -> lis
             "evaluations": entry.evaluations(x),
         }
         torch.testing.assert_close(found, loss, rtol=1e-3, atol=1e-3)
-        rows.append(Row(label, lambda entry=entry: gradient_of(entry, x, parameters), first, record))
+        rows.append(Row(label, step, first, record))
     return rows
 
 
@@ -275,14 +304,14 @@ def measure(rows: list[Row], turns: int) -> None:
 
 
 def summary(rows: list[Row]) -> list[dict[str, Any]]:
-    """One record per entry; `times_faster` compares with the faster way of torchdiffeq."""
-    peer = min(min(row.seconds) for row in rows if row.entry.startswith("torchdiffeq"))
+    """One record per entry; `times_faster` compares with the faster way of torchdiffeq, and of diffrax if it ran."""
+    peers = {library: [min(row.seconds) for row in rows if row.entry.startswith(library)] for library in PEERS}
     return [
         {
             "entry": row.entry,
             "seconds": min(row.seconds),
             "median_seconds": statistics.median(row.seconds),
-            "times_faster": peer / min(row.seconds),
+            "times_faster": {library: min(times) / min(row.seconds) for library, times in peers.items() if times},
             "first_seconds": row.first,
             **row.record,
         }
@@ -317,7 +346,11 @@ def main() -> int:
     prepare("cpu", threads=1)
     import torch
 
-    entries = ENTRIES[:-1] if options.quick else ENTRIES
+    left_out = {"ncode compiled"} if options.quick else set()
+    if importlib.util.find_spec("diffrax") is None:
+        print("diffrax is not installed: skipped", file=sys.stderr)
+        left_out |= {label for label in ENTRIES if label.startswith("diffrax")}
+    entries = tuple(label for label in ENTRIES if label not in left_out)
     turns, batch = (1, 32) if options.quick else (options.turns, options.batch)
     command = f"python -m benchmarks.cnf {shlex.join(sys.argv[1:])}".strip()
     path = options.json or (None if options.quick else Path("results") / "bench-cnf-cpu.json")
@@ -332,7 +365,8 @@ def main() -> int:
             problem["rows"] = summary(rows)
             print(f"{name}, trained for {steps} steps")
             for row in problem["rows"]:
-                shown = f"  {row['entry']:28s} {1e3 * row['seconds']:7.1f} ms  {row['times_faster']:5.2f} times faster"
+                faster = "  ".join(f"{it:5.2f} x {library}" for library, it in row["times_faster"].items())
+                shown = f"  {row['entry']:28s} {1e3 * row['seconds']:7.1f} ms  {faster}"
                 print(f"{shown}  {row['bits_per_dimension']:.5f} bits  evaluations {row['evaluations']}", flush=True)
             if path is not None:
                 write(path, [problem], options.seed)

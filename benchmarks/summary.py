@@ -162,7 +162,44 @@ def eager() -> str:
     return "\n\n".join([_machine({**data, "path": path, "name": data["device_name"]}), "\n".join(lines)])
 
 
-BLOCKS = {"measured": tables, "grid": grids, "eager": eager, "epoch": epochs, "aims": aims, "coding": coding}
+def flows() -> str:
+    """Training steps of a normalising flow by entry, and how many times faster our compiled one is than each peer."""
+    path = ROOT / "results" / "bench-cnf-cpu.json"
+    data = json.loads(path.read_text())
+    entries = [row["entry"] for row in data["problems"][0]["rows"]]
+    peers = list(data["problems"][0]["rows"][0]["times_faster"])
+    lines = [
+        f"| field, steps of training | {' | '.join(entries)} | {' | '.join(f'over {peer}' for peer in peers)} |",
+        "|---|" + "---:|" * (len(entries) + len(peers)),
+    ]
+    for problem in data["problems"]:
+        rows = {row["entry"]: row for row in problem["rows"]}
+        cells = [f"{rows[entry]['seconds'] * 1e3:.1f}" for entry in entries]
+        cells += [f"{rows['ncode compiled']['times_faster'][peer]:.2f}" for peer in peers]
+        lines.append(f"| {problem['field']}, {problem['trained_steps']} | {' | '.join(cells)} |")
+    return "\n\n".join([_machine({**data, "path": path, "name": data["device_name"]}), "\n".join(lines)])
+
+
+def events() -> str:
+    """Solves with events, next to other ways to find them."""
+    path = ROOT / "results" / "bench-events-cpu.json"
+    data = json.loads(path.read_text())
+    lines = ["| | forward | with gradient | error of times | of gradients | first step, s |", "|---|" + "---:|" * 5]
+    for name, row in data["rows"].items():
+        solved = row.get("solved_balls", data["balls"])
+        label = name if solved == data["balls"] else f"{name} ({solved} balls, scaled)"
+        errors = [_number(row.get(f"error_of_{kind}"), ".0e") for kind in ("times", "gradients")]
+        cells = [*(f"{row[part] * 1e3:,.0f}" for part in ("forward", "step")), *errors, f"{row['first_seconds']:.1f}"]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    ratios = [f"{ratio:.2f} of the time of `{name}`" for name, ratio in data["ratios"].items()]
+    shown = f"A step of `ncode` takes {', and '.join(ratios)}."
+    return "\n\n".join([_machine({**data, "path": path, "name": data["device_name"]}), "\n".join(lines), shown])
+
+
+BLOCKS = {
+    **{"measured": tables, "grid": grids, "eager": eager, "epoch": epochs},
+    **{"events": events, "flows": flows, "aims": aims, "coding": coding},
+}
 
 
 def _fit(data: Mapping[str, Any], components: int, case: str) -> Mapping[str, Any]:
