@@ -618,6 +618,7 @@ def test_bad_input_is_refused(call, sentence):
         call()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # forward mode uses it
 def test_likelihoods_refuse_derivatives_that_miss_the_divergence():
     flow, x = mlp_flow(gradient="autograd"), points()
     with pytest.raises(ncode.InputError, match="likelihood of a flow"):

@@ -106,7 +106,8 @@ def test_a_control_from_outside_that_does_not_fit_is_shown_beside_what_is_wanted
         (torch.ones(4), r"that is \(\) per sample"),
         (torch.ones(4, 2, dtype=torch.int64), r"use x\.float\(\)"),
         (torch.ones(4, 2, dtype=torch.float64), r"the block is torch\.float32 and x torch\.float64"),
-        ([1.0, 2.0], "must be a tensor"),
+        (1.0, "must be a tensor"),
+        ([1.0, 2.0], "one tensor; given a list"),
         (torch.full((4, 2), torch.nan), "not finite"),
     ],
 )

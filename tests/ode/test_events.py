@@ -659,3 +659,20 @@ def test_a_reset_without_derivative_elsewhere_spoils_no_gradient(gradient):
     after = math.sqrt(2) / 4 * math.e
     close(got[0], double(after, math.e, math.e), rtol=1e-4)  # at 0 steps are as long as atol lets them
     close(got[1].item(), after / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_sample_goes_on_with_its_step_after_an_event(sign):
+    """Half turns of an oscillator: a step size chosen anew would start small, and grow for several steps."""
+    x0, rates = double(1.0, 1.0).repeat(1, 2), torch.tensor([1.0, 3.0], dtype=DOUBLE)
+
+    def turn(t, x, theta):
+        return sign * theta[:, None] * torch.stack([x[:, 1], -x[:, 0]], 1)
+
+    def run(**options):
+        return ncode.solve(turn, x0, 0.0, 20.0 * sign, theta=rates, rtol=1e-6, atol=1e-8, **options)
+
+    sol = run(events=ncode.Event(lambda t, x, theta: x[:, 0], terminal=False))
+    assert sol.events[0].counts.tolist() == [6, 19]
+    close(sol.events[0].ts[0, :6], sign * (0.75 + torch.arange(6, dtype=DOUBLE)) * math.pi, rtol=1e-5)
+    assert (sol.stats.steps <= run().stats.steps + sol.events[0].counts).all()

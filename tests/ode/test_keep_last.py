@@ -177,7 +177,7 @@ def test_times_of_events_do_not_move_the_last_state(gradient, sign, ending):
     """x = x0 e^(-theta t) at the time that was reached, with that time as a constant."""
     x0 = double(1.0, 1.2).requires_grad_()
     theta = torch.tensor([0.7, 1.3], dtype=DOUBLE, requires_grad=True)
-    limits = {"max_steps": 8} if ending == "steps" else {}
+    limits = {"method": "rk4", "dt": 1 / 64, "max_steps": 40} if ending == "steps" else {}
     event = ncode.Event(
         lambda t, x, theta: (x[:, 0] - 0.9) * (x[:, 0] - 0.8), terminal=False, max_count=1 if ending == "events" else 9
     )

@@ -136,7 +136,11 @@ class _Chain:
             ts = torch.where(after & (until <= 0) & self.active[:, None], ts - tau[:, None], torch.nan)
         theta = (*self.control, *whole.theta[len(whole.control) : -1], t0)
         theta = tuple(whole.system.enter(theta, torch.zeros_like(t0), span.detach())[0])
-        part = replace(whole, z0=self.z, theta=theta, t0=t0, t1=t0 + span, span=span, ts=ts)
+        steps = None
+        if self.watch is not None:  # a sample goes on with the step in which its event was found
+            steps = torch.minimum(self.watch.lengths, self.watch.ends.abs()) * whole.span.detach().sign()
+            steps = whole.options.limits.clamp(steps)
+        part = replace(whole, z0=self.z, theta=theta, t0=t0, t1=t0 + span, span=span, ts=ts, first_steps=steps)
         fine = self.codes == Status.OK
         if bool(fine.all()):
             return part

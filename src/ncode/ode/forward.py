@@ -60,7 +60,8 @@ def run_forward(problem: Problem, trail: Trail, watch: EventWatch | None) -> For
     theta = tuple(backend.prepare(leaf.detach()) for leaf in problem.theta)
     interpolates = problem.interpolates or watch is not None or isinstance(recorder, Trajectory)
     attempt, tolerance = _make_attempt(problem, interpolates), problem.loop_tolerance
-    start = start_loop(backend, attempt, options.dt, t0, t1, z, theta, captures.slope, captures.outside, tolerance)
+    given = t0, t1, z, theta, captures.slope, captures.outside, tolerance, problem.first_steps
+    start = start_loop(backend, attempt, options.dt, *given)
     start = start if graph is None else graph.enter(start)
     collected = saved, dense, steps = _make_recorders(problem, t0, z, graph)
     recorders: list[Recorder | None] = [first, *collected, recorder, None if dense is None else graph]

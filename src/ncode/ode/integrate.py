@@ -102,8 +102,13 @@ def start_loop(
     slope: State,
     captures: Sequence[Tensor] = (),
     tolerance: Tolerance | None = None,
+    first_steps: Tensor | None = None,
 ) -> LoopStart:
     """Every sample at its start, with a first step to try."""
+    if dt is None and first_steps is not None:
+        found = Start(attempt, 0.0)(StartInputs(t0, t1, slope, (), ()))
+        state = found.state._replace(z=z, h=first_steps)
+        return found._replace(state=state, counts=attempt.count(state, t1) if attempt.counted else None)
     if dt is None:
         return backend.run(Start(attempt, dt), StartInputs(t0, t1, slope, z, tuple(theta), tolerance), captures)
     # With a fixed step size the system is not evaluated here, so that one compiled start serves all systems.

@@ -69,6 +69,7 @@ class Problem:
     together: bool = False  # whether all samples have the same time in every evaluation
     checked: bool = False  # whether samples are known not to depend on each other
     has_events: bool = False
+    first_steps: Tensor | None = None  # (batch,), signed, where they are known; otherwise they are chosen
 
     @cached_property
     def batch(self) -> int:
