@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..errors import InputError, check_count
-from .agreement import is_distributed, raise_together
+from .agreement import is_distributed, raise_together, warn_if_alone
 
 _COMPLETE = ".metadata"  # torch writes this file last, and renames it into place
 _NAMES = "step-" + 10 * "[0-9]"
@@ -53,6 +53,7 @@ def save_checkpoint(
     """
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    warn_if_alone()
     folder, step, keep = Path(folder), check_count("step", step), check_count("keep", keep)
     path = folder / f"step-{step:010d}"
     with raise_together():
