@@ -8,6 +8,7 @@ import torch
 
 import ncode
 from ncode import InputError, Tableau
+from ncode.ode import METHODS
 from ncode.ode.backends import find_backend
 
 from .systems import DOUBLE, GRADIENTS, Everything, close, decay, double
@@ -87,6 +88,7 @@ def test_a_method_of_ones_own_that_spells_out_a_known_one_gives_the_same_solutio
         ({"b": (1 / 4, 1 / 4)}, r"weights b sum to 0.5; expected 1"),
         ({"error": (1.0, 1.0)}, r"error needs 2 or 3 weights that sum to 0.* given 2 with the sum 2"),
         ({"error": (1.0, -1.0, 0.5, -0.5)}, r"error needs 2 or 3 weights .* given 4"),
+        ({"error": (0.0, 0.0)}, r"all weights of error are 0, .* leave out error and use a fixed dt"),
         ({"order": 0}, r"order of a Tableau must be at least 1; given 0"),
     ],
 )
@@ -224,6 +226,23 @@ def test_a_backend_of_ones_own_runs_every_gradient():
 def test_an_order_that_a_tableau_does_not_have_is_refused(order):
     with pytest.raises(ncode.InputError, match=f"has order={order}, but it is not of order 3"):
         ncode.Tableau("second", order=order, c=(0.0, 0.5, 1.0), a=((), (0.5,), (0.0, 1.0)), b=(0.25, 0.5, 0.25))
+
+
+RK4 = METHODS["rk4"]
+
+
+@pytest.mark.parametrize(
+    ("method", "order", "found"), [(SSPRK3, 4, 4), (RK4, 5, 5), (METHODS["tsit5"], 6, 6), (METHODS["dopri5"], 8, 6)]
+)
+def test_an_order_above_that_of_a_method_is_refused_by_the_trees_of_that_order(method, order, found):
+    with pytest.raises(InputError, match=f"has order={order}, but it is not of order {found}: .* order={found - 1}"):
+        Tableau("wrong", order, method.c, method.a, method.b)
+
+
+def test_a_mistake_that_keeps_all_row_sums_is_found():
+    a = ((), (1 / 2,), (1 / 2, 0.0), (0.0, 0.0, 1.0))  # that of rk4 is (0, 1 / 2)
+    with pytest.raises(InputError, match="has order=4, but it is not of order 3"):
+        Tableau("wrong", 4, RK4.c, a, RK4.b)
 
 
 def test_a_function_of_time_and_state_alone_is_refused_with_its_signature():
