@@ -172,14 +172,16 @@ class NCODE(Pretrained):
         Args:
             x: The input of the dynamics, (batch, ...).
             context: The input of the controller, if it is not x.
-            path: The path u(t) of an `InputControl` without one of its own.
+            path: The path u(t) of an `InputControl` without one of its own. The block stops at its t1, wherever the
+                path ends: t0=path.start, t1=path.end follows each path from its first knot to its last.
             theta: A control to start from in place of the controller's own, such as `sol.theta` of an earlier solve: a
                 dict by name, or a tensor if there is one control.
             cost: A running cost l(t, x, theta), a regulariser of `ncode.costs`, or a list of these, to be added.
             save_at, dense, jump_ts, throw, keep_last, callback, save_steps: As for `ncode.solve`. The last three need
                 steps, and so the solver where a closed form would do.
             events: As for `ncode.solve`; their functions receive the control by name, and resets return x alone.
-            changes: Other settings for this solve: t1=2.0, rtol=1e-6, gradient="adjoint", ...
+            changes: Other settings for this solve: t1=2.0, rtol=1e-6, gradient="adjoint", ... Here t0 and t1 may be
+                tensors (batch,), one time per sample.
 
         Returns:
             The solution; `sol.theta` and `sol.thetas` are dicts by name of the control.

@@ -20,6 +20,9 @@ class InputControl(Controller):
     theta(t) is evaluated where it is needed, never integrated. The path travels with the samples through the solve, and
     gradients reach its values and knots.
 
+    A block stops at its t1, 1 by default, also where the path goes on; before its first knot and behind its last one u
+    is held. `block.solve(x, path=path, t0=path.start, t1=path.end)` follows each path to its end.
+
     Args:
         map: A function or module of u (batch, channels) that returns the control: a tensor if there is one, otherwise
             a dict by name, each (batch, ...). A tensor with the right number of elements gets the shape of the control.
