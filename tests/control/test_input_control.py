@@ -234,3 +234,12 @@ def test_a_block_follows_each_path_to_its_end():
     solution = ncode.NCODE(f, ncode.InputControl()).solve(torch.zeros(2, 1), path=path, t0=path.start, t1=path.end)
     torch.testing.assert_close(solution.t.float(), torch.tensor([3.0, 0.7]))
     torch.testing.assert_close(solution.x, torch.tensor([[5.75], [0.7]]))
+
+
+def test_the_derivative_of_a_constant_path_is_refused():
+    path, z0 = wave(make=paths.constant), torch.ones(3, 4, dtype=torch.float64)
+    cde = ncode.dynamics.CDE(nn.Linear(4, 8).double(), channels=2)
+    with pytest.raises(ncode.InputError, match=r"du/dt of ncode.paths.constant is 0, .* use ncode.paths.rectilinear"):
+        ncode.solve(cde, z0, path.start, path.end, theta=path, jump_ts=path.knots)
+    with pytest.raises(ncode.InputError, match=r"du/dt of ncode.paths.constant is 0"):
+        ncode.NCODE(cde, ncode.InputControl(derivative=True))(z0, path=path)

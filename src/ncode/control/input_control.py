@@ -29,7 +29,8 @@ class InputControl(Controller):
             Default: u itself.
         path: u, of `ncode.paths`, with one row per sample or one that all share. It is not saved with the block.
             Default: each call of the block brings its own, `block(x, path=path)`.
-        derivative: Use du/dt in place of u: what drives a `ncode.dynamics.CDE`.
+        derivative: Use du/dt in place of u: what drives a `ncode.dynamics.CDE`. Not of a `constant` path, whose du/dt
+            is 0.
         stop_at_bends: Adaptive steps also end at knots where the control bends without a jump. Default: True, since
             steps across bends miss their tolerance, by a factor of a thousand for rough series. False is faster for
             smooth series with many knots.
@@ -90,6 +91,8 @@ class InputControl(Controller):
         (path,) = state.inputs.values()
         if path is None:
             raise InputError("InputControl has no path: use InputControl(map, path), or block(x, path=...)")
+        if self.derivative:
+            path.check_moves()
         return self.control_by(path.derivative(t) if self.derivative else path.evaluate(t))
 
     def control_by(self, u: Tensor) -> dict[str, Tensor]:
