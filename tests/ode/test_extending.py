@@ -248,3 +248,39 @@ def test_a_mistake_that_keeps_all_row_sums_is_found():
 def test_a_function_of_time_and_state_alone_is_refused_with_its_signature():
     with pytest.raises(ncode.InputError, match=r"function of \(t, x, theta\); <lambda> takes \(t, x\)"):
         ncode.solve(lambda t, x: -x, double(1.0), 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        (0.9, r"returned float; expected one factor per sample, a tensor of shape \(3,\): .*full_like"),
+        (None, "returned NoneType"),
+        (torch.ones(2), r"returned a tensor of shape \(2,\)"),
+        (torch.ones(3, 1), r"returned a tensor of shape \(3, 1\)"),
+    ],
+)
+@pytest.mark.parametrize("step", ["sample", "batch"])
+def test_a_step_size_rule_that_returns_no_factors_is_refused_with_a_sentence(returned, sentence, step):
+    class Fixed(ncode.StepSizeRule):
+        def factor(self, order, ratio, previous, earlier):
+            return returned
+
+    with pytest.raises(InputError, match=f"Fixed.factor {sentence}"):
+        ncode.solve(decay, torch.ones(3, 1), 0.0, 1.0, step_rule=Fixed(), step=step)
+
+
+def test_one_factor_for_all_samples_will_do():
+    class Fixed(ncode.StepSizeRule):
+        def factor(self, order, ratio, previous, earlier):
+            return ratio.new_tensor(0.9)
+
+    assert ncode.solve(decay, torch.ones(3, 1), 0.0, 1.0, step_rule=Fixed()).ok.all()
+
+
+def test_a_factor_of_other_arguments_is_refused_with_its_signature():
+    class Short(ncode.StepSizeRule):
+        def factor(self, order, ratio):
+            return ratio
+
+    with pytest.raises(InputError, match=r"factor of Short must be a function of \(order, .* takes \(order, ratio\)"):
+        ncode.SolveOptions(step_rule=Short())
