@@ -284,3 +284,19 @@ def test_a_factor_of_other_arguments_is_refused_with_its_signature():
 
     with pytest.raises(InputError, match=r"factor of Short must be a function of \(order, .* takes \(order, ratio\)"):
         ncode.SolveOptions(step_rule=Short())
+
+
+def test_a_jacobian_of_other_arguments_is_refused_with_its_signature():
+    class Decay(ncode.dynamics.Dynamics):
+        def forward(self, t, x, theta):
+            return -x
+
+        def jacobian(self, t, x):
+            return -torch.ones(len(x), 1, 1)
+
+    sentence = r"jacobian of Decay must be a function of \(t, x, theta\); jacobian takes \(t, x\)"
+    with pytest.raises(InputError, match=sentence):
+        ncode.NCODE(Decay())
+    with pytest.raises(InputError, match=sentence):
+        ncode.solve(Decay(), torch.ones(1, 1), 0.0, 1.0, method="rodas5p")
+    assert ncode.solve(Decay(), torch.ones(1, 1), 0.0, 1.0).ok.all()  # an explicit method has no use for it

@@ -17,6 +17,7 @@ from ..costs import CostLike, System, total
 from ..dynamics.base import Dynamics, default_initial
 from ..errors import InputError, allocating, check_flag, check_function, format_type
 from ..ode import Backend, Event, Solution, SolveOptions, StepSizeRule, solve
+from ..ode.arguments import check_jacobian
 from ..ode.events import check_events
 from ..ode.methods import Method
 from ..paths import Path
@@ -90,6 +91,7 @@ class NCODE(Pretrained):
             raise InputError(f"dynamics must be one of ncode.dynamics; given {format_type(dynamics, hint)}")
         hint = ": add theta, a dict of its controls by name, to its forward"
         check_function("dynamics", dynamics, ("t", "x", "theta"), hint)
+        check_jacobian(dynamics)
         controller = Static() if controller is None else controller
         if not isinstance(controller, Controller):
             hint = ": wrap a trunk with ncode.OpenLoop(trunk)"
