@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._modules import Theta, check_shapes, format_shapes
+from .._modules import Theta, check_built, check_shapes, format_shapes
 from ..closed_forms.select import ClosedForm, PiecewiseForm, PlasticForm, can_solve
 from ..control import Controller, Static
 from ..control.base import expand_shared
@@ -90,12 +90,14 @@ class NCODE(Pretrained):
             hint = ": wrap a function or module f(t, x, theta) with ncode.dynamics.Function(f, control_shapes)"
             raise InputError(f"dynamics must be one of ncode.dynamics; given {format_type(dynamics, hint)}")
         hint = ": add theta, a dict of its controls by name, to its forward"
+        check_built(dynamics)
         check_function("dynamics", dynamics, ("t", "x", "theta"), hint)
         check_jacobian(dynamics)
         controller = Static() if controller is None else controller
         if not isinstance(controller, Controller):
             hint = ": wrap a trunk with ncode.OpenLoop(trunk)"
             raise InputError(f"controller must be one of ncode.control; given {format_type(controller, hint)}")
+        check_built(controller)
         self.dynamics, self.controller = dynamics, controller
         options = SolveOptions(
             method=method,
