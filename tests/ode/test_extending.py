@@ -300,3 +300,11 @@ def test_a_jacobian_of_other_arguments_is_refused_with_its_signature():
     with pytest.raises(InputError, match=sentence):
         ncode.solve(Decay(), torch.ones(1, 1), 0.0, 1.0, method="rodas5p")
     assert ncode.solve(Decay(), torch.ones(1, 1), 0.0, 1.0).ok.all()  # an explicit method has no use for it
+
+
+@pytest.mark.parametrize("name", ["dt", "max_dt"])
+def test_a_tensor_of_one_number_is_told_how_to_become_one(name):
+    with pytest.raises(
+        InputError, match=rf"{name} must be a finite number; given a tensor of shape \(\): use .item\(\)"
+    ):
+        ncode.SolveOptions(**{name: torch.tensor(0.1)})
