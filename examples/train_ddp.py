@@ -1,10 +1,9 @@
-"""Train an N-CODE classifier with one process per device. Stop it at any time, and start it again to continue.
+"""Train an N-CODE classifier, one process per device. Stop it at any time, and continue on any number of processes.
 
-    python examples/train_ddp.py                           # a laptop
-    torchrun --nproc-per-node 2 examples/train_ddp.py      # a node with two GPUs, or without any
-    srun torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 examples/train_ddp.py
-
-On Slurm HEAD is `$(scontrol show hostnames | head -1)`. The number of processes may change from run to run.
+python examples/train_ddp.py                           # a laptop
+torchrun --nproc-per-node 2 examples/train_ddp.py      # a node with two GPUs, or without any
+srun torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint $HEAD:29500 examples/train_ddp.py
+# on Slurm, with HEAD=$(scontrol show hostnames | head -1)
 """
 
 import argparse
@@ -32,8 +31,7 @@ class Model(nn.Module):  # an open-loop N-CODE moves points of the plane until a
         return self.readout(solution.x)[:, 0], solution
 
 
-def rings(samples: int) -> tuple[Tensor, Tensor]:
-    """Points of a disc (class 0) and of a ring around it (class 1)."""
+def rings(samples: int) -> tuple[Tensor, Tensor]:  # points of a disc (class 0) and of a ring around it (class 1)
     y, (radius, angle) = torch.arange(samples) % 2, torch.rand(2, samples)
     return torch.view_as_real(torch.polar(0.5 * radius + y, 2 * torch.pi * angle)), y.float()
 
@@ -57,6 +55,8 @@ def main() -> None:
     parallel = nn.parallel.DistributedDataParallel(model) if dist.is_initialized() else model
     optimizer = torch.optim.Adam(parallel.parameters(), lr=0.01)
     step = load_checkpoint(args.folder, parallel, optimizer, sampler=sampler)
+    if sampler.rank == 0 and step >= args.epochs * len(sampler):
+        print(f"training is complete (step {step}); delete {args.folder} to start anew")
     for epoch in range(step // len(sampler), args.epochs):
         sampler.set_epoch(epoch, step % len(sampler))
         for step, indices in enumerate(sampler, step + 1):  # noqa: B020

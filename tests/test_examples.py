@@ -129,6 +129,7 @@ def test_a_training_begins_in_one_process_and_continues_in_two(tmp_path, monkeyp
     run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert run.returncode == 0, run.stderr
     assert first == whole[:1]
+    assert one_process("whole", 2) == [f"training is complete (step 16); delete {tmp_path / 'whole'} to start anew"]
     label, loss = run.stdout.strip().rsplit(" ", 1)
     expected, loss_of_one = whole[1].rsplit(" ", 1)
     assert label == expected == "epoch 2: loss"

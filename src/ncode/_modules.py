@@ -91,6 +91,13 @@ class Configurable(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in arguments.items() if not callable(value))
 
 
+def check_built(module: nn.Module) -> None:
+    """Refuse a module whose own constructor has not called that of torch."""
+    if "_parameters" not in vars(module):
+        name = type(module).__name__
+        raise InputError(f"{name}.__init__ does not call super().__init__(): make it the first line of {name}.__init__")
+
+
 def constructor_arguments(module: nn.Module, skip: Sequence[str] = ()) -> dict[str, Any]:
     """Return the constructor arguments of a module that keeps each as an attribute of the same name."""
     arguments = {}

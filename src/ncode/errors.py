@@ -185,6 +185,8 @@ def check_number(name: str, value: Any, *, low: float, strict: bool = False) -> 
             number = float(value)
     if not math.isfinite(number):
         hint = ": leave out the quotes" if isinstance(value, str) and value.replace(".", "", 1).isdigit() else ""
+        if isinstance(value, Tensor) and value.numel() == 1:
+            hint = ": use .item()"
         raise InputError(f"{name} must be a finite number; given {format_value(value)}{hint}")
     if number < low or (strict and number == low):
         raise InputError(f"{name} must be {'above' if strict else 'at least'} {low:g}; given {value}")

@@ -102,6 +102,14 @@ class Path(NamedTuple):
         """The degree of the polynomials."""
         return self.coefficients.shape[-2] - 1
 
+    def check_moves(self) -> None:
+        """Refuse a path that holds its values, where its derivative drives what is solved."""
+        if self.degree == 0:
+            raise InputError(
+                "du/dt of ncode.paths.constant is 0, so that nothing would move: use ncode.paths.rectilinear, linear or"
+                " hermite of the same values"
+            )
+
     def rows(self, index: Tensor) -> Path:
         """Return the paths of some samples: `index` holds their numbers, or is a mask (batch,)."""
         return Path(*(leaf[index] for leaf in self))

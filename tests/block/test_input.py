@@ -210,3 +210,25 @@ def test_a_key_error_of_something_else_is_left_alone():
         function(lambda t, x, theta: table[5] * x)(X)
     with pytest.raises(TypeError, match="unsupported operand"):
         function(lambda t, x, theta: x * object())(X)
+
+
+def test_a_part_of_ones_own_without_the_constructor_of_torch_is_told_so():
+    class Unbuilt(ncode.control.Controller):
+        def __init__(self):
+            self.rate = 2.0
+
+        def initial_theta(self, context):
+            return context
+
+    class UnbuiltDynamics(dynamics.Dynamics):
+        def __init__(self):
+            self.rate = 2.0
+
+        def forward(self, t, x, theta):
+            return -x
+
+    said = r"__init__ does not call super\(\).__init__\(\): make it the first line of "
+    with pytest.raises(ncode.InputError, match=rf"Unbuilt\.{said}Unbuilt.__init__"):
+        ncode.NCODE(Attraction({"goal": (2,)}), Unbuilt())
+    with pytest.raises(ncode.InputError, match=rf"UnbuiltDynamics\.{said}"):
+        ncode.NCODE(UnbuiltDynamics())

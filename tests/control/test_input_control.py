@@ -225,3 +225,21 @@ def test_misuse_is_refused_with_a_sentence():
         ncode.NCODE(ATTRACTION, ncode.InputControl(torch.nn.Linear(3, 2).double()))(x, path=wave())
     with pytest.raises(ncode.InputError, match="the map of InputControl returned"):
         ncode.NCODE(ATTRACTION, ncode.InputControl(lambda u: {"gaol": u}))(x, path=wave())
+
+
+def test_a_block_follows_each_path_to_its_end():
+    values = torch.tensor([[[1.0], [2.0], [3.0]], [[0.0], [2.0], [float("nan")]]])
+    path = paths.linear(values, torch.tensor([[0.5, 1.0, 3.0], [0.0, 0.7, 0.9]]))
+    f = ncode.dynamics.Function(lambda t, x, theta: theta, (1,))
+    solution = ncode.NCODE(f, ncode.InputControl()).solve(torch.zeros(2, 1), path=path, t0=path.start, t1=path.end)
+    torch.testing.assert_close(solution.t.float(), torch.tensor([3.0, 0.7]))
+    torch.testing.assert_close(solution.x, torch.tensor([[5.75], [0.7]]))
+
+
+def test_the_derivative_of_a_constant_path_is_refused():
+    path, z0 = wave(make=paths.constant), torch.ones(3, 4, dtype=torch.float64)
+    cde = ncode.dynamics.CDE(nn.Linear(4, 8).double(), channels=2)
+    with pytest.raises(ncode.InputError, match=r"du/dt of ncode.paths.constant is 0, .* use ncode.paths.rectilinear"):
+        ncode.solve(cde, z0, path.start, path.end, theta=path, jump_ts=path.knots)
+    with pytest.raises(ncode.InputError, match=r"du/dt of ncode.paths.constant is 0"):
+        ncode.NCODE(cde, ncode.InputControl(derivative=True))(z0, path=path)

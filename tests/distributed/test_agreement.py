@@ -6,7 +6,7 @@ from torch import nn
 
 import ncode
 from ncode import Status
-from ncode.distributed import RankError, all_ok, raise_together, warm_up
+from ncode.distributed import RankError, agreement, all_ok, raise_together, warm_up
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,35 @@ def test_a_warm_up_compiles_all_that_a_training_step_needs(traced):
 def test_an_error_in_a_warm_up_names_the_rank():
     with pytest.raises(RankError, match=r"rank 0: InputError: .*expects a state"):
         warm_up(ncode.NCODE(ncode.dynamics.MLP(2, hidden=4)), torch.zeros(4, 3))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda folder: ncode.distributed.BalancedBatchSampler(10, 4),
+        lambda folder: warm_up(nn.Linear(2, 2), torch.zeros(1, 2)),
+        lambda folder: ncode.distributed.save_checkpoint(folder, 1, nn.Linear(2, 2)),
+    ],
+)
+def test_processes_that_are_no_group_are_warned_once(use, monkeypatch, tmp_path):
+    agreement._warn_of.cache_clear()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.warns(
+        UserWarning, match=r"2 processes were started .* Call torch.distributed.init_process_group\(\)"
+    ) as found:
+        use(tmp_path)
+    assert found[0].filename == __file__
+    use(tmp_path / "again")
+
+
+@pytest.mark.parametrize("ranks", ["", "1", "two"])
+def test_a_single_process_is_not_warned(ranks, monkeypatch):
+    agreement._warn_of.cache_clear()
+    monkeypatch.setenv("WORLD_SIZE", ranks)
+    ncode.distributed.BalancedBatchSampler(10, 4)
+
+
+def test_ranks_that_are_given_need_no_group(monkeypatch):
+    agreement._warn_of.cache_clear()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert ncode.distributed.BalancedBatchSampler(10, 4, rank=1, ranks=2).ranks == 2

@@ -95,3 +95,79 @@ def test_without_a_checkpoint_a_training_begins_at_step_0(training, tmp_path):
 def test_the_number_of_steps_is_checked(training, tmp_path):
     with pytest.raises(ncode.InputError, match="step must be at least 1; given 0"):
         save_checkpoint(tmp_path, 0, **training[0])
+
+
+def cut(checkpoint):
+    file = checkpoint / "__0_0.distcp"
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+DAMAGES = {
+    "cut": cut,
+    "empty": lambda checkpoint: (checkpoint / "__0_0.distcp").write_bytes(b""),
+    "lost": lambda checkpoint: (checkpoint / "__0_0.distcp").unlink(),
+    "junk": lambda checkpoint: (checkpoint / ".metadata").write_bytes(50 * b"junk"),
+    "no metadata": lambda checkpoint: (checkpoint / ".metadata").write_bytes(b""),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_the_checkpoint_before_a_damaged_one_is_loaded_with_a_warning(damage, training, tmp_path):
+    state, step = training
+    save_checkpoint(tmp_path, 1, **state)
+    saved = copy(state["model"]), state["schedule"].get_last_lr()
+    step()
+    save_checkpoint(tmp_path, 2, **state)
+    damage(tmp_path / "step-0000000002")
+    said = r"step-0000000002 is damaged \(.+\): it is now damaged-step-0000000002, and step-0000000001 is loaded"
+    with pytest.warns(UserWarning, match=said) as warned:
+        assert load_checkpoint(tmp_path, **state) == 1
+    assert warned[0].filename == __file__
+    torch.testing.assert_close((copy(state["model"]), state["schedule"].get_last_lr()), saved, rtol=0, atol=0)
+    save_checkpoint(tmp_path, 2, **state)
+    assert load_checkpoint(tmp_path, **state) == 2
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_checkpoint_without_another_is_refused_with_a_sentence(damage, training, tmp_path):
+    state, _ = training
+    save_checkpoint(tmp_path, 1, **state)
+    damage(tmp_path / "step-0000000001")
+    with pytest.raises(ncode.InputError, match=r"step-0000000001 is damaged \(.+\), and there is none before it"):
+        load_checkpoint(tmp_path, **state)
+    assert (tmp_path / "step-0000000001").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        (lambda model: {"model": model, "optimizer": torch.optim.Adagrad(model.parameters())}, "has no optimizer.*sum"),
+        (lambda model: {"model": nn.Sequential(nn.Linear(2, 4))}, "Size mismatch"),
+        (lambda model: {"model": nn.Linear(2, 3)}, r"has no model\.weight"),
+        (lambda model: {"model": model, "scaler": torch.optim.SGD(model.parameters())}, "has no scaler"),
+    ],
+)
+def test_a_checkpoint_of_another_training_is_refused_and_stays(change, wrong, training, tmp_path):
+    state, _ = training
+    save_checkpoint(tmp_path, 1, **state)
+    save_checkpoint(tmp_path, 2, **state)
+    with pytest.raises(
+        ncode.InputError, match=f"step-0000000002 is not one of this training: .*{wrong}.* Load it with"
+    ):
+        load_checkpoint(tmp_path, **change(state["model"]))
+    assert load_checkpoint(tmp_path, **state) == 2
+
+
+def test_an_interruption_is_no_damage(training, tmp_path, monkeypatch):
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    def interrupt(*given):
+        raise KeyboardInterrupt
+
+    state, _ = training
+    save_checkpoint(tmp_path, 1, **state)
+    save_checkpoint(tmp_path, 2, **state)
+    monkeypatch.setattr(FileSystemReader, "read_data", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        load_checkpoint(tmp_path, **state)
+    assert (tmp_path / "step-0000000002").exists()

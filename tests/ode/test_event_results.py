@@ -121,7 +121,7 @@ def test_evaluations_of_a_step_that_is_taken_again_are_counted():
     seen = counted[0]
     counted[0] = 0
     whole = ncode.solve(stiff, vector(1.0, 0.0)[None], 0.0, 2.0, **options)
-    # A Jacobian counts as one evaluation; checks at the start are not counted in either.
+    # A Jacobian and the slope beside it are one evaluation; checks at the start are not counted in either.
     assert int(sol.stats.nfe) - int(whole.stats.nfe) <= seen - counted[0] + 1
     assert int(sol.stats.nfe) > int(whole.stats.nfe)
 
@@ -133,3 +133,14 @@ def test_a_kernel_has_no_events_and_says_so():
         ncode.solve(grow, compile="kernel", **arguments)
     with pytest.raises(InputError, match=r"must be an ncode\.Event"):
         ncode.explain(grow, compile=True, **{**arguments, "events": 5})
+
+
+def test_resets_at_one_time_are_applied_in_order_and_none_where_one_ends_the_sample():
+    def meets(reset=None):
+        return Event(lambda t, x, theta: x[:, 0] - 1.0, reset=reset)
+
+    add, double, end = meets(lambda t, x, theta: x + 10), meets(lambda t, x, theta: 2 * x), meets()
+    for events, x, t in (([add, double], 23.0, 2.0), ([double, add], 13.0, 2.0), ([add, end], 1.0, 1.0)):
+        sol = ncode.solve(lambda t, x, theta: torch.ones_like(x), vector(0.0)[None], 0.0, 2.0, events=events)
+        torch.testing.assert_close((sol.x.item(), sol.t.item()), (x, t))
+        assert [int(record.counts) for record in sol.events] == [1, 1]

@@ -8,6 +8,7 @@ import torch
 
 import ncode
 from ncode import InputError, Tableau
+from ncode.ode import METHODS
 from ncode.ode.backends import find_backend
 
 from .systems import DOUBLE, GRADIENTS, Everything, close, decay, double
@@ -87,6 +88,7 @@ def test_a_method_of_ones_own_that_spells_out_a_known_one_gives_the_same_solutio
         ({"b": (1 / 4, 1 / 4)}, r"weights b sum to 0.5; expected 1"),
         ({"error": (1.0, 1.0)}, r"error needs 2 or 3 weights that sum to 0.* given 2 with the sum 2"),
         ({"error": (1.0, -1.0, 0.5, -0.5)}, r"error needs 2 or 3 weights .* given 4"),
+        ({"error": (0.0, 0.0)}, r"all weights of error are 0, .* leave out error and use a fixed dt"),
         ({"order": 0}, r"order of a Tableau must be at least 1; given 0"),
     ],
 )
@@ -226,6 +228,83 @@ def test_an_order_that_a_tableau_does_not_have_is_refused(order):
         ncode.Tableau("second", order=order, c=(0.0, 0.5, 1.0), a=((), (0.5,), (0.0, 1.0)), b=(0.25, 0.5, 0.25))
 
 
+RK4 = METHODS["rk4"]
+
+
+@pytest.mark.parametrize(
+    ("method", "order", "found"), [(SSPRK3, 4, 4), (RK4, 5, 5), (METHODS["tsit5"], 6, 6), (METHODS["dopri5"], 8, 6)]
+)
+def test_an_order_above_that_of_a_method_is_refused_by_the_trees_of_that_order(method, order, found):
+    with pytest.raises(InputError, match=f"has order={order}, but it is not of order {found}: .* order={found - 1}"):
+        Tableau("wrong", order, method.c, method.a, method.b)
+
+
+def test_a_mistake_that_keeps_all_row_sums_is_found():
+    a = ((), (1 / 2,), (1 / 2, 0.0), (0.0, 0.0, 1.0))  # that of rk4 is (0, 1 / 2)
+    with pytest.raises(InputError, match="has order=4, but it is not of order 3"):
+        Tableau("wrong", 4, RK4.c, a, RK4.b)
+
+
 def test_a_function_of_time_and_state_alone_is_refused_with_its_signature():
     with pytest.raises(ncode.InputError, match=r"function of \(t, x, theta\); <lambda> takes \(t, x\)"):
         ncode.solve(lambda t, x: -x, double(1.0), 0.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        (0.9, r"returned float; expected one factor per sample, a tensor of shape \(3,\): .*full_like"),
+        (None, "returned NoneType"),
+        (torch.ones(2), r"returned a tensor of shape \(2,\)"),
+        (torch.ones(3, 1), r"returned a tensor of shape \(3, 1\)"),
+    ],
+)
+@pytest.mark.parametrize("step", ["sample", "batch"])
+def test_a_step_size_rule_that_returns_no_factors_is_refused_with_a_sentence(returned, sentence, step):
+    class Fixed(ncode.StepSizeRule):
+        def factor(self, order, ratio, previous, earlier):
+            return returned
+
+    with pytest.raises(InputError, match=f"Fixed.factor {sentence}"):
+        ncode.solve(decay, torch.ones(3, 1), 0.0, 1.0, step_rule=Fixed(), step=step)
+
+
+def test_one_factor_for_all_samples_will_do():
+    class Fixed(ncode.StepSizeRule):
+        def factor(self, order, ratio, previous, earlier):
+            return ratio.new_tensor(0.9)
+
+    assert ncode.solve(decay, torch.ones(3, 1), 0.0, 1.0, step_rule=Fixed()).ok.all()
+
+
+def test_a_factor_of_other_arguments_is_refused_with_its_signature():
+    class Short(ncode.StepSizeRule):
+        def factor(self, order, ratio):
+            return ratio
+
+    with pytest.raises(InputError, match=r"factor of Short must be a function of \(order, .* takes \(order, ratio\)"):
+        ncode.SolveOptions(step_rule=Short())
+
+
+def test_a_jacobian_of_other_arguments_is_refused_with_its_signature():
+    class Decay(ncode.dynamics.Dynamics):
+        def forward(self, t, x, theta):
+            return -x
+
+        def jacobian(self, t, x):
+            return -torch.ones(len(x), 1, 1)
+
+    sentence = r"jacobian of Decay must be a function of \(t, x, theta\); jacobian takes \(t, x\)"
+    with pytest.raises(InputError, match=sentence):
+        ncode.NCODE(Decay())
+    with pytest.raises(InputError, match=sentence):
+        ncode.solve(Decay(), torch.ones(1, 1), 0.0, 1.0, method="rodas5p")
+    assert ncode.solve(Decay(), torch.ones(1, 1), 0.0, 1.0).ok.all()  # an explicit method has no use for it
+
+
+@pytest.mark.parametrize("name", ["dt", "max_dt"])
+def test_a_tensor_of_one_number_is_told_how_to_become_one(name):
+    with pytest.raises(
+        InputError, match=rf"{name} must be a finite number; given a tensor of shape \(\): use .item\(\)"
+    ):
+        ncode.SolveOptions(**{name: torch.tensor(0.1)})

@@ -209,7 +209,10 @@ def test_a_compiled_solve_is_checked_once_for_what_it_was_compiled_for(monkeypat
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (lambda t, x, theta: x[:, 0] - x.mean(), "samples depend on each other"),
+        (
+            lambda t, x, theta: x[:, 0] - x.mean(),
+            r'depend on each other.*step="batch" has no events: put .* \(1, ...\)',
+        ),
         (lambda t, x, theta: x[:, 0] - t.mean(), "with the time of another"),
     ],
 )
@@ -263,3 +266,10 @@ def test_a_driven_control_without_elements_is_no_difference(gradient):
     )
     sol.x.sum().backward()
     close(x0.grad, torch.full_like(X0, -1.0).exp(), rtol=1e-2)
+
+
+@pytest.mark.parametrize("method", ["dopri5", "rodas5p"])
+def test_dynamics_that_mix_samples_are_not_sent_to_steps_that_have_no_events(method):
+    event = ncode.Event(lambda t, x, theta: x[:, 0])
+    with pytest.raises(InputError, match=r'samples depend on each other.*step="batch" has no events'):
+        ncode.solve(lambda t, x, theta: x.mean(0) - x, X0, 0.0, 1.0, events=event, method=method)

@@ -79,3 +79,9 @@ def test_two_devices_resume_the_same_run(tmp_path):
     run("--resume", *words)
     assert json.loads(result.read_text())["metrics"] == before
     assert json.loads(record.read_text())["finished"]
+
+
+def test_the_package_is_the_command():
+    done = subprocess.run([sys.executable, "-m", "ncode_lab", "list"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("reflection ")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .._modules import Theta, check_shapes, format_shapes
+from .._modules import Theta, check_built, check_shapes, format_shapes
 from ..closed_forms.select import ClosedForm, PiecewiseForm, PlasticForm, can_solve
 from ..control import Controller, Static
 from ..control.base import expand_shared
@@ -17,6 +17,7 @@ from ..costs import CostLike, System, total
 from ..dynamics.base import Dynamics, default_initial
 from ..errors import InputError, allocating, check_flag, check_function, format_type
 from ..ode import Backend, Event, Solution, SolveOptions, StepSizeRule, solve
+from ..ode.arguments import check_jacobian
 from ..ode.events import check_events
 from ..ode.methods import Method
 from ..paths import Path
@@ -89,11 +90,14 @@ class NCODE(Pretrained):
             hint = ": wrap a function or module f(t, x, theta) with ncode.dynamics.Function(f, control_shapes)"
             raise InputError(f"dynamics must be one of ncode.dynamics; given {format_type(dynamics, hint)}")
         hint = ": add theta, a dict of its controls by name, to its forward"
+        check_built(dynamics)
         check_function("dynamics", dynamics, ("t", "x", "theta"), hint)
+        check_jacobian(dynamics)
         controller = Static() if controller is None else controller
         if not isinstance(controller, Controller):
             hint = ": wrap a trunk with ncode.OpenLoop(trunk)"
             raise InputError(f"controller must be one of ncode.control; given {format_type(controller, hint)}")
+        check_built(controller)
         self.dynamics, self.controller = dynamics, controller
         options = SolveOptions(
             method=method,
@@ -172,14 +176,16 @@ class NCODE(Pretrained):
         Args:
             x: The input of the dynamics, (batch, ...).
             context: The input of the controller, if it is not x.
-            path: The path u(t) of an `InputControl` without one of its own.
+            path: The path u(t) of an `InputControl` without one of its own. The block stops at its t1, wherever the
+                path ends: t0=path.start, t1=path.end follows each path from its first knot to its last.
             theta: A control to start from in place of the controller's own, such as `sol.theta` of an earlier solve: a
                 dict by name, or a tensor if there is one control.
             cost: A running cost l(t, x, theta), a regulariser of `ncode.costs`, or a list of these, to be added.
             save_at, dense, jump_ts, throw, keep_last, callback, save_steps: As for `ncode.solve`. The last three need
                 steps, and so the solver where a closed form would do.
             events: As for `ncode.solve`; their functions receive the control by name, and resets return x alone.
-            changes: Other settings for this solve: t1=2.0, rtol=1e-6, gradient="adjoint", ...
+            changes: Other settings for this solve: t1=2.0, rtol=1e-6, gradient="adjoint", ... Here t0 and t1 may be
+                tensors (batch,), one time per sample.
 
         Returns:
             The solution; `sol.theta` and `sol.thetas` are dicts by name of the control.

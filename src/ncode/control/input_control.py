@@ -20,13 +20,17 @@ class InputControl(Controller):
     theta(t) is evaluated where it is needed, never integrated. The path travels with the samples through the solve, and
     gradients reach its values and knots.
 
+    A block stops at its t1, 1 by default, also where the path goes on; before its first knot and behind its last one u
+    is held. `block.solve(x, path=path, t0=path.start, t1=path.end)` follows each path to its end.
+
     Args:
         map: A function or module of u (batch, channels) that returns the control: a tensor if there is one, otherwise
             a dict by name, each (batch, ...). A tensor with the right number of elements gets the shape of the control.
             Default: u itself.
         path: u, of `ncode.paths`, with one row per sample or one that all share. It is not saved with the block.
             Default: each call of the block brings its own, `block(x, path=path)`.
-        derivative: Use du/dt in place of u: what drives a `ncode.dynamics.CDE`.
+        derivative: Use du/dt in place of u: what drives a `ncode.dynamics.CDE`. Not of a `constant` path, whose du/dt
+            is 0.
         stop_at_bends: Adaptive steps also end at knots where the control bends without a jump. Default: True, since
             steps across bends miss their tolerance, by a factor of a thousand for rough series. False is faster for
             smooth series with many knots.
@@ -87,6 +91,8 @@ class InputControl(Controller):
         (path,) = state.inputs.values()
         if path is None:
             raise InputError("InputControl has no path: use InputControl(map, path), or block(x, path=...)")
+        if self.derivative:
+            path.check_moves()
         return self.control_by(path.derivative(t) if self.derivative else path.evaluate(t))
 
     def control_by(self, u: Tensor) -> dict[str, Tensor]:

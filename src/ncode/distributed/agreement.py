@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +23,22 @@ Group = Any  # a torch.distributed.ProcessGroup, or None for all ranks
 def is_distributed() -> bool:
     """Whether this process is one of a group."""
     return dist.is_available() and dist.is_initialized()
+
+
+def warn_if_alone() -> None:
+    """Warn, once per process, if a launcher started several processes that do not know of each other."""
+    ranks = os.environ.get("WORLD_SIZE", "")
+    if not is_distributed() and ranks.isdecimal() and int(ranks) > 1:
+        _warn_of(int(ranks))
+
+
+@cache
+def _warn_of(ranks: int) -> None:
+    warnings.warn(
+        f"{ranks} processes were started (WORLD_SIZE), but they are not a group: each of them trains alone, on all"
+        " samples. Call torch.distributed.init_process_group() before ncode.distributed is used",
+        stacklevel=4,
+    )
 
 
 def collective_device(group: Group = None) -> torch.device:
@@ -133,6 +152,7 @@ def warm_up(module: nn.Module, *inputs: Any, timeout: timedelta = timedelta(hour
     >>> block = ncode.NCODE(ncode.dynamics.MLP(2, hidden=16))
     >>> ncode.distributed.warm_up(block, torch.zeros(32, 2))
     """
+    warn_if_alone()
     # A group of its own, since a timeout holds for all operations of a group. It is made while no rank compiles yet:
     # making it waits for all ranks too.
     group: Group = dist.new_group(backend="gloo", timeout=timeout) if is_distributed() else None

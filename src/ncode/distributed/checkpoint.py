@@ -16,11 +16,12 @@ import torch.distributed as dist
 from torch import nn
 
 from ..errors import InputError, check_count
-from .agreement import is_distributed, raise_together
+from .agreement import is_distributed, raise_together, warn_if_alone
 
 _COMPLETE = ".metadata"  # torch writes this file last, and renames it into place
 _NAMES = "step-" + 10 * "[0-9]"
 _RNG = "_rng"
+_MISSING = "Missing key in checkpoint state_dict: "
 
 
 def save_checkpoint(
@@ -53,6 +54,7 @@ def save_checkpoint(
     """
     from torch.distributed.checkpoint.state_dict_saver import save
 
+    warn_if_alone()
     folder, step, keep = Path(folder), check_count("step", step), check_count("keep", keep)
     path = folder / f"step-{step:010d}"
     with raise_together():
@@ -73,6 +75,9 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any = None,
     The arguments are those of `save_checkpoint`. The number of ranks, and how the model is wrapped, may be others. On
     the same number of ranks random numbers continue as they would have; on another number each rank gets new ones.
 
+    If the last checkpoint is damaged, and there is one before it, that one is loaded with a warning, and the damaged
+    one is renamed to `damaged-step-...`. Files that were cut or lost are noticed; not every changed byte is.
+
     Checkpoints of torch are pickles, which can run any code: load only those that you trust.
 
     >>> import tempfile, torch, ncode
@@ -80,27 +85,95 @@ def load_checkpoint(folder: str | Path, model: nn.Module, optimizer: Any = None,
     ...     ncode.distributed.load_checkpoint(folder, torch.nn.Linear(2, 2))
     0
     """
+    found: list[Path] = []
+    with raise_together():
+        if _rank() == 0:
+            found = _complete(Path(folder))
+    found = _gather(found)[0]  # one rank decides: a network file system may show others less
+    while found:
+        path = found.pop()
+        reason = _load(path, model, optimizer, more)
+        if reason is None:
+            return int(path.name.removeprefix("step-"))
+        if not found:
+            raise InputError(
+                f"the checkpoint {path} is damaged ({reason}), and there is none before it. The model may hold parts of"
+                " it: make a new one. Restore the checkpoint from a copy, or delete it to start anew"
+            )
+        with raise_together():
+            if _rank() == 0:
+                _set_aside(path, reason, found[-1])
+    return 0
+
+
+def _load(path: Path, model: nn.Module, optimizer: Any, more: dict[str, Any]) -> str | None:
+    """Load one checkpoint on all ranks. Returns what is wrong with it, the same on all ranks; None if it was loaded."""
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict import set_model_state_dict, set_optimizer_state_dict
     from torch.distributed.checkpoint.state_dict_loader import load
 
-    path = None
-    with raise_together():
-        if _rank() == 0:
-            path = next(reversed(_complete(Path(folder))), None)
-    path = _gather(path)[0]  # one rank decides: a network file system may show others less
-    if path is None:
-        return 0
+    # Looked at before: torch would print two tracebacks.
+    reason = _gather(_unreadable_metadata(path) if _rank() == 0 else None)[0]
+    if reason is not None:
+        return reason
     if optimizer is not None:
         optimizer.zero_grad()  # otherwise torch does not create the state that is to be loaded
     state = {**_state_of(model, optimizer), **more, _RNG: None}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load(state, checkpoint_id=path)
+        try:
+            load(state, checkpoint_id=path)
+        except CheckpointException as error:  # raised on all ranks together, with what failed on any of them
+            return _damage(path, [failure for failure, *_ in error.failures.values()])
     set_model_state_dict(model, state["model"])
     if optimizer is not None:
         set_optimizer_state_dict(model, optimizer, state["optimizer"])
     _restore_rng(state[_RNG])
-    return int(path.name.removeprefix("step-"))
+    return None
+
+
+def _unreadable_metadata(path: Path) -> str | None:
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    try:
+        FileSystemReader(path).read_metadata()
+    except Exception as error:  # an unpickler can raise anything
+        return f"{_COMPLETE} cannot be read: {_first_line(error)}"
+    return None
+
+
+def _damage(path: Path, failures: list[BaseException]) -> str:
+    """What is wrong with the files of a checkpoint; raises if something else failed."""
+    for error in failures:
+        text = str(error)
+        if text.startswith(_MISSING) or "Size mismatch" in text:
+            wrong = f"it has no {text.removeprefix(_MISSING).rstrip('.')}" if text.startswith(_MISSING) else text
+            raise InputError(
+                f"the checkpoint {path} is not one of this training: {wrong.splitlines()[0]}. Load it with the model,"
+                " the optimiser and the other objects that it was saved with, or its weights alone:"
+                " load_checkpoint(folder, model)"
+            ) from error
+        lost = isinstance(error, FileNotFoundError)
+        elsewhere = (MemoryError, torch.OutOfMemoryError, dist.DistError, *(() if lost else (OSError,)))
+        if not isinstance(error, Exception) or isinstance(error, elsewhere):
+            raise error
+    return _first_line(failures[0])
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:200].rstrip(": ")
+
+
+def _set_aside(path: Path, reason: str, before: Path) -> None:
+    """Rename a damaged checkpoint: `save_checkpoint` would not save earlier steps beside it."""
+    renamed = path.with_name(f"damaged-{path.name}")
+    shutil.rmtree(renamed, ignore_errors=True)
+    path.rename(renamed)
+    warnings.warn(
+        f"the checkpoint {path} is damaged ({reason}): it is now {renamed.name}, and {before.name} is loaded in its"
+        " place",
+        stacklevel=3,
+    )
 
 
 def _state_of(model: nn.Module, optimizer: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.data import Sampler
 
 from ..errors import InputError, check_count
-from .agreement import Group, collective_device, is_distributed
+from .agreement import Group, collective_device, is_distributed, warn_if_alone
 
 
 class BalancedBatchSampler(Sampler[list[int]]):
@@ -72,6 +72,8 @@ class BalancedBatchSampler(Sampler[list[int]]):
         self.samples = check_count("the number of samples", data if isinstance(data, int) else len(data))
         self.batch_size, self.window = check_count("batch_size", batch_size), check_count("window", window)
         self.seed, self.drop_last, self.group = check_count("seed", seed, low=0), drop_last, group
+        if ranks is None:
+            warn_if_alone()
         found = (dist.get_rank(group), dist.get_world_size(group)) if is_distributed() else (0, 1)
         self.rank = found[0] if rank is None else check_count("rank", rank, low=0)
         self.ranks = found[1] if ranks is None else check_count("ranks", ranks)

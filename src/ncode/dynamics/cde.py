@@ -40,7 +40,11 @@ class CDE(Dynamics):
         self.control_shapes = {"dX": (self.channels,)}
 
     def forward(self, t: Tensor, x: Tensor, theta: Theta | Path) -> Tensor:
-        speed = theta.derivative(t) if isinstance(theta, Path) else theta["dX"]
+        if isinstance(theta, Path):
+            theta.check_moves()
+            speed = theta.derivative(t)
+        else:
+            speed = theta["dX"]
         return matvec(self._matrix(x, speed), speed)
 
     def _matrix(self, x: Tensor, speed: Tensor) -> Tensor:

@@ -238,6 +238,12 @@ def check_functions(dynamics: Any, feedback: Any, cost: Any) -> None:
             check_function(name, function, ("t", "x", "theta"), adapt=True)
 
 
+def check_jacobian(dynamics: Any) -> None:
+    """Check the method `jacobian` of the dynamics, if there is one."""
+    if (supplied := getattr(dynamics, "jacobian", None)) is not None:
+        check_function(f"the method jacobian of {type(dynamics).__name__}", supplied, ("t", "x", "theta"))
+
+
 def check_callback(callback: Any) -> Callback:
     if is_symbolic():
         raise InputError("callback is called with values, and an exported or traced solve has none: leave it out")

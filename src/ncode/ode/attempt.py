@@ -12,7 +12,7 @@ from torch import Tensor
 
 from .._torch_private import is_traced
 from ..errors import Status
-from .step import Step, StepLimits, StepResult, StepSizeRule, first_step
+from .step import Step, StepLimits, StepResult, StepSizeRule, check_factor, first_step
 from .system import RightHandSide, State, map_tensors, take_rows, tensors_of, where
 from .tolerance import Tolerance, batch_rms
 
@@ -236,7 +236,7 @@ class Attempt:
     def _factor(self, ratio: Tensor, state: LoopState, good: Tensor) -> Tensor:
         order = self.step.tableau.error_order + 1
         positive = ratio.clamp_min(1e-10)  # nan stays nan
-        factor = self.rule.factor(order, positive, state.previous, state.earlier)
+        factor = check_factor(self.rule, self.rule.factor(order, positive, state.previous, state.earlier), ratio)
         factor = torch.where(good, factor, factor.clamp_max(self.rule.safety))
         return factor.masked_fill(~(ratio < math.inf), self.rule.smallest)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .system import REUSES_OUTPUT, Slope, State, version_of
+from .system import REUSES_OUTPUT, RightHandSide, Slope, State, version_of
 
 _INTERACT = (
     "samples depend on each other: the dynamics, the feedback, the cost or an event of one sample change with the"
@@ -30,6 +30,10 @@ SAMPLES_INTERACT = _INTERACT + (
 NO_JACOBIAN = _INTERACT + (
     "Method {name!r} needs the Jacobian of each sample: put samples that interact into one state of shape (1, ...), or"
     ' use an explicit method with step="batch"'
+)
+EVENTS_INTERACT = _INTERACT + (
+    'With events each sample has its own time, and step="batch" has no events: put samples that interact into one state'
+    " of shape (1, ...), or make them independent"
 )
 ONE_SYSTEM = (
     ". x0 of shape ({count},) is {count} samples of one number each: for one system of {count} components write"
@@ -73,7 +77,11 @@ class Positions:
         batch: The number of samples.
         together: Whether all samples have the same time in every evaluation, so that they may interact.
         method: The name of a method that needs a Jacobian per sample, for which they may not; None for others.
+
+    `with_events` is set for the dynamics of a solve with events.
     """
+
+    with_events = False
 
     def __init__(self, captures: Sequence[Tensor], batch: int, *, together: bool = False, method: str | None = None):
         holds_samples = any(batch in tensor.shape for tensor in captures)
@@ -135,7 +143,10 @@ class Positions:
         if not _agree(system, times, z, theta, expected):
             raise InputError(TIMES_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
         if not _agree(system, t, states, theta, expected):
-            said = SAMPLES_INTERACT if self.method is None else NO_JACOBIAN.format(name=self.method)
+            if self.with_events or not isinstance(system, RightHandSide):  # an event, or the reset of one
+                said = EVENTS_INTERACT
+            else:
+                said = SAMPLES_INTERACT if self.method is None else NO_JACOBIAN.format(name=self.method)
             raise InputError(said + (ONE_SYSTEM.format(count=self.batch) if z[0].dim() == 1 else ""))
         raise InputError(CONTROLS_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .._torch_private import is_tracing
-from ..errors import InputError, check_choice, check_count, check_number, format_type
+from ..errors import InputError, check_choice, check_count, check_function, check_number, format_type
 from .backends import Backend, find_backend
 from .implicit_tableau import DirkTableau
 from .methods import ALL_METHODS, Method, find_method, is_implicit, make_step
@@ -61,6 +61,9 @@ class SolveOptions:
             raise InputError(
                 f"step_rule must be a StepSizeRule, such as PID(p=0.2); given {format_type(self.step_rule)}"
             )
+        if self.step_rule is not None:
+            name = f"the method factor of {type(self.step_rule).__name__}"
+            check_function(name, self.step_rule.factor, ("order", "ratio", "previous", "earlier"))
 
     def _check_method(self) -> None:
         tableau = self.tableau

@@ -36,6 +36,7 @@ def check_separate(problem: Problem, captures: Captures, positions: Positions, w
     """Refuse functions that let samples interact, where each sample has its own time."""
     t, z, theta = problem.start
     at = problem.system, t, z, theta, captures.slope, problem.midway
+    positions.with_events = watch is not None
     with without_communication():
         problem.options.backend.check(problem.system, (z, theta), functools.partial(positions.check_start, *at))
     if watch is not None:

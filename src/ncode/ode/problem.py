@@ -21,6 +21,7 @@ from .arguments import (
     check_finite,
     check_functions,
     check_implicit,
+    check_jacobian,
     check_jumps,
     check_nested_state,
     check_saved,
@@ -188,6 +189,7 @@ def make_problem(
     states = tuple(map(_trainable, states))
     x0 = states[0]
     if options.implicit:
+        check_jacobian(dynamics)
         for leaf in states:
             check_implicit(options.tableau.name, leaf)
     leaves, spec = check_control(theta, x0)

@@ -37,7 +37,7 @@ class Stats:
     tensor([1, 1], dtype=torch.int32)
     """
 
-    nfe: Int[Tensor, "batch"]  # evaluations of the dynamics; a Jacobian counts as one
+    nfe: Int[Tensor, "batch"]  # evaluations of the dynamics; Jacobians are not counted
     steps: Int[Tensor, "batch"]  # accepted
     rejected: Int[Tensor, "batch"]
     nfe_backward: Int[Tensor, "batch"] | None = None  # in backward, after it has run; without Newton's iterations

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import InputError, check_number
+from ..errors import InputError, check_number, format_type
 from .system import RightHandSide, State, expand_like
 from .tableau import Tableau
 from .tolerance import Tolerance, batch_rms, largest_norm
@@ -254,6 +254,17 @@ class StepSizeRule(ABC):
         its old length and rejected again, forever.
         """
         return max(1 + 1e-9, min(1.1, 0.99 / self.safety))
+
+
+def check_factor(rule: StepSizeRule, factor: Any, ratio: Tensor) -> Tensor:
+    """Refuse what is no factor per sample, or one for all of them."""
+    if isinstance(factor, Tensor) and factor.shape in (ratio.shape, (1,), ()):
+        return factor
+    given = f"a tensor of shape {tuple(factor.shape)}" if isinstance(factor, Tensor) else format_type(factor)
+    raise InputError(
+        f"{type(rule).__name__}.factor returned {given}; expected one factor per sample, a tensor of shape"
+        f" {tuple(ratio.shape)}: compute it from ratio, or write torch.full_like(ratio, 0.9)"
+    )
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,15 @@ Coefficients: Dormand and Prince (1980) with Shampine's (1986) interpolant; Boga
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from ..errors import InputError, check_count
 
 Row = tuple[float, ...]
+Tree = tuple["Tree", ...]  # a rooted tree: the sorted trees that hang from its root
+CHECKED_ORDER = 8
 
 
 @dataclass(frozen=True, repr=False)
@@ -28,7 +32,7 @@ class Tableau:
 
     Args:
         name: For messages.
-        order: Order of convergence.
+        order: Order of convergence. It is checked, by the conditions of all rooted trees up to order 8.
         c: Nodes of the s stages.
         a: a[i] weights k_0 ... k_{i-1}; a[0] is empty.
         b: Weights of the s slopes that advance the state.
@@ -86,6 +90,11 @@ class Tableau:
                 )
         if not math.isclose(sum(self.b), 1.0, abs_tol=1e-9):
             raise InputError(f"Tableau {name!r}: the weights b sum to {sum(self.b):g}; expected 1")
+        if self.error and not any(self.error):
+            raise InputError(
+                f"Tableau {name!r}: all weights of error are 0, so that every step would be accepted: give the"
+                " difference of two methods, or leave out error and use a fixed dt"
+            )
         if self.error and (len(self.error) not in (stages, stages + 1) or abs(sum(self.error)) > 1e-9):
             raise InputError(
                 f"Tableau {name!r}: error needs {stages} or {stages + 1} weights that sum to 0, since it is the"
@@ -96,13 +105,23 @@ class Tableau:
         return f"Tableau({self.name!r}, order={self.order}, stages={self.stages})"
 
     def _check_order(self) -> None:
-        """Check conditions that are necessary for orders up to 4: sums of b with powers of c, and with a c."""
-        ac = [sum(w * x for w, x in zip(row, self.c, strict=False)) for row in self.a]
-        conditions = [(self.c, q, 1 / (q + 1), q + 1) for q in (1, 2, 3)] + [(ac, 1, 1 / 6, 3)]
-        for values, power, expected, order in conditions:
-            found = sum(w * x**power for w, x in zip(self.b, values, strict=True))
-            if order <= self.order and not math.isclose(found, expected, abs_tol=1e-9):
-                raise InputError(f"Tableau {self.name!r} has order={self.order}, but it is not of order {order}")
+        """Check Butcher's conditions of all orders up to the stated one, at most 8: one for each rooted tree."""
+        at_stages: dict[Tree, list[float]] = {(): [1.0] * self.stages}  # elementary weights
+        sums: dict[Tree, list[float]] = {}  # a times them
+        for order in range(2, min(self.order, CHECKED_ORDER) + 1):
+            for tree in _trees(order):
+                for child in tree:
+                    if child not in sums:
+                        values = at_stages[child]
+                        sums[child] = [sum(w * x for w, x in zip(row, values, strict=False)) for row in self.a]
+                at_stages[tree] = [math.prod(each) for each in zip(*(sums[child] for child in tree), strict=True)]
+                found = sum(w * x for w, x in zip(self.b, at_stages[tree], strict=True))
+                if not math.isclose(found, 1 / _density(tree), abs_tol=1e-9):
+                    raise InputError(
+                        f"Tableau {self.name!r} has order={self.order}, but it is not of order {order}: a sum of"
+                        f" products of its weights is {found:.10g}; expected {1 / _density(tree):.10g}. Write"
+                        f" order={order - 1}, or look for a mistake in c, a or b"
+                    )
 
     @property
     def stages(self) -> int:
@@ -123,6 +142,27 @@ class Tableau:
     def dense_needs_end(self) -> bool:
         """Whether dense output uses the end slope."""
         return len(self.dense) > self.stages
+
+
+@cache
+def _trees(order: int) -> list[Tree]:
+    """All rooted trees with so many nodes: a leaf is added to each node of the smaller ones."""
+    return sorted({grown for tree in _trees(order - 1) for grown in _grow(tree)}) if order > 1 else [()]
+
+
+def _grow(tree: Tree) -> Iterator[Tree]:
+    yield tuple(sorted((*tree, ())))
+    for i, child in enumerate(tree):
+        for grown in _grow(child):
+            yield tuple(sorted((*tree[:i], grown, *tree[i + 1 :])))
+
+
+def _nodes(tree: Tree) -> int:
+    return 1 + sum(map(_nodes, tree))
+
+
+def _density(tree: Tree) -> int:
+    return _nodes(tree) * math.prod(map(_density, tree))
 
 
 def _hermite(b: Row) -> tuple[Row, ...]:
