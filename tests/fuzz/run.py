@@ -1,7 +1,7 @@
 """Fuzz for a number of calls or minutes: `make fuzz SEED=1 CALLS=100000` or `make fuzz MINUTES=60`.
 
 Each round is a run of pytest with a seed of its own, which counts up. A failure is minimised by Hypothesis; the command
-printed with it repeats that round. Prints one line per round, and the sum at the end.
+printed with it repeats that round. Prints when a round begins and how it ended, and the sum at the end.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ FOLDERS = ("tests/fuzz", "lab/tests/fuzz")
 
 def run_round(seed: int, profile: str, arguments: list[str]) -> tuple[int, int, str]:
     """Run pytest with a seed. Returns the seed, the number of calls, and what a failed round printed."""
+    print(f"seed {seed}: begun", flush=True)
     tests = [] if any(not each.startswith("-") for each in arguments) else FOLDERS
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, *arguments]
     command += [f"--hypothesis-profile={profile}", f"--hypothesis-seed={seed}"]
