@@ -15,8 +15,7 @@ integral in the direction of the solve is the log-determinant of the map from st
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from .control import Controller, InputControl, Parts, Static, TimeVarying, Zero
 from .dynamics import Dynamics, Function
 from .errors import InputError, check_choice, check_count, check_function, format_value
 from .ode import Solution, solve
+from .ode.api import outside_inference_mode
 from .ode.system import Dynamics as Velocity
 from .paths import Path
 
@@ -268,6 +268,7 @@ class Flow(nn.Module):
         request = self._request(z, context, self.block.settings.changed(changes), only_x=True, **how)
         return self.block._solve(request).x
 
+    @outside_inference_mode  # which forbids derivatives, and the divergence is one
     def _solve(self, x: Tensor, context: Tensor | None, changes: dict[str, Any], backward: bool) -> Solution:
         """Solve with the divergence as the running cost."""
         if in_dual_level() or in_transform():
@@ -281,34 +282,23 @@ class Flow(nn.Module):
         settings = self.block.settings.changed(changes)
         if backward:
             settings = settings.changed({"t0": settings.t1, "t1": settings.t0})
-        with _outside_inference_mode():
-            request = self._request(x, context, settings, path=path)
-            carried, state_of = wiring.carried_theta(request.state)
-            theta = {"carried": carried or {}}
-            if self.divergence == "hutchinson":
-                theta["noise"] = self._draw(x)
-            f, cost = with_divergence(wiring.velocity_function(dynamics, controller, state_of))
-            options = {**how, **settings.options.as_dict()}
-            solution = solve(f, x, settings.t0, settings.t1, theta=theta, cost=cost, **options)
-            thetas = None if solution.thetas is None else solution.thetas["carried"]
-            solution = replace(solution, theta=solution.theta["carried"], thetas=thetas)
-            control = wiring.control_function(dynamics, controller, state_of)
-            return with_named_control(solution, control, controller.motion, request)
+        request = self._request(x, context, settings, path=path)
+        carried, state_of = wiring.carried_theta(request.state)
+        theta = {"carried": carried or {}}
+        if self.divergence == "hutchinson":
+            theta["noise"] = self._draw(x)
+        f, cost = with_divergence(wiring.velocity_function(dynamics, controller, state_of))
+        options = {**how, **settings.options.as_dict()}
+        solution = solve(f, x, settings.t0, settings.t1, theta=theta, cost=cost, **options)
+        thetas = None if solution.thetas is None else solution.thetas["carried"]
+        solution = replace(solution, theta=solution.theta["carried"], thetas=thetas)
+        control = wiring.control_function(dynamics, controller, state_of)
+        return with_named_control(solution, control, controller.motion, request)
 
     def _draw(self, x: Tensor) -> Tensor:
         """Noise (batch, samples, *event_shape)."""
         noise = torch.randn(x.shape[0], self.samples, *x.shape[1:], dtype=x.dtype, device=x.device)
         return torch.where(noise < 0, -1.0, 1.0).to(x.dtype) if self.noise == "rademacher" else noise
-
-
-@contextmanager
-def _outside_inference_mode() -> Iterator[None]:
-    """Inference mode forbids derivatives, and the divergence is one; `solve` copies tensors that were made in it."""
-    if not torch.is_inference_mode_enabled():
-        yield
-        return
-    with torch.inference_mode(False), torch.no_grad():
-        yield
 
 
 def _log_determinant(solution: Solution) -> Tensor:
