@@ -257,7 +257,8 @@ class _Chain:
         new = rule.bind(theta)(t, seen)
         if id(event) not in self.checked:
             self.checked.add(id(event))
-            Positions((), self.problem.batch).refuse_interaction(rule, t, seen, theta, new, t)
+            positions = Positions((), self.problem.batch, with_events=True)
+            positions.refuse_interaction(rule, t, seen, theta, new, t)
         changed = where(mask, new, old)
         if system.driven:
             return (*changed, *z[system.shown :])

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .system import REUSES_OUTPUT, RightHandSide, Slope, State, version_of
+from .system import REUSES_OUTPUT, Slope, State, version_of
 
 _INTERACT = (
     "samples depend on each other: the dynamics, the feedback, the cost or an event of one sample change with the"
@@ -77,16 +77,22 @@ class Positions:
         batch: The number of samples.
         together: Whether all samples have the same time in every evaluation, so that they may interact.
         method: The name of a method that needs a Jacobian per sample, for which they may not; None for others.
-
-    `with_events` is set for the dynamics of a solve with events.
+        with_events: Whether the solve has events, so that no option lets samples interact.
     """
 
-    with_events = False
-
-    def __init__(self, captures: Sequence[Tensor], batch: int, *, together: bool = False, method: str | None = None):
+    def __init__(
+        self,
+        captures: Sequence[Tensor],
+        batch: int,
+        *,
+        together: bool = False,
+        method: str | None = None,
+        with_events: bool = False,
+    ):
         holds_samples = any(batch in tensor.shape for tensor in captures)
         self.free: bool | None = False if holds_samples else True if batch == 1 else None
         self.together, self.method, self.batch = together and method is None, method, batch
+        self.with_events = with_events
 
     def check_start(
         self, system: Evaluated, t: Tensor, z: State, theta: Sequence[Tensor], slope: State, later: Tensor
@@ -143,7 +149,7 @@ class Positions:
         if not _agree(system, times, z, theta, expected):
             raise InputError(TIMES_INTERACT.format(ones=", 1" * (z[0].dim() - 1)))
         if not _agree(system, t, states, theta, expected):
-            if self.with_events or not isinstance(system, RightHandSide):  # an event, or the reset of one
+            if self.with_events:
                 said = EVENTS_INTERACT
             else:
                 said = SAMPLES_INTERACT if self.method is None else NO_JACOBIAN.format(name=self.method)

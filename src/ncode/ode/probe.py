@@ -36,14 +36,13 @@ def check_separate(problem: Problem, captures: Captures, positions: Positions, w
     """Refuse functions that let samples interact, where each sample has its own time."""
     t, z, theta = problem.start
     at = problem.system, t, z, theta, captures.slope, problem.midway
-    positions.with_events = watch is not None
     with without_communication():
         problem.options.backend.check(problem.system, (z, theta), functools.partial(positions.check_start, *at))
     if watch is not None:
         values, uses_time = evaluate_with_time_use(watch.bind(theta), watch.clock(theta, t), z)
         if uses_time:
             problem.check_resolution()
-        own = Positions((), problem.batch, method=positions.method)
+        own = Positions((), problem.batch, method=positions.method, with_events=True)
         own.check_start(watch, t, z, theta, values, problem.midway)
         if own.free is False:  # an event that knows its samples by their places
             watch.holds_samples, positions.free = True, False

@@ -119,7 +119,8 @@ def _solve_by_steps(
             captures = probe(problem, train=train)._replace(probe=None)
         eager = not options.backend.fuses and not is_symbolic()
         first = FirstSlope(captures.slope) if eager and not problem.t0.is_cuda else None
-        positions = Positions(captures.outside, problem.batch, together=problem.together, method=options.jacobian_of)
+        separate = {"together": problem.together, "method": options.jacobian_of, "with_events": watch is not None}
+        positions = Positions(captures.outside, problem.batch, **separate)
         if watch is not None and watch.holds_samples:
             positions.free = False
         if not problem.checked:  # whose samples may depend on each other

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,6 @@ JUMPS, EARLIEST, LATEST, T0 = -4, -3, -2, -1
 """Places of times among the constants of a `System`: T0 if it is shifted, the others if it is bounded."""
 
 
-@runtime_checkable
 class RightHandSide(Protocol):
     """What the loop needs to know of a system."""
 
